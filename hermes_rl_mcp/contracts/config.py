@@ -1,0 +1,143 @@
+"""What one run is told: the resolved ``config.yaml`` that every process of the run reads.
+
+The original's sections ``env``, ``openai`` (a list), ``slurm`` and ``testing`` are kept, so that an unmodified Atropos
+environment can read the same file. ``trainer`` was called ``tinker`` there; that name is still accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
+
+
+class TrainerConfig(BaseModel):
+    """Settings of the trainer process. Every field is visible to the agent; a profile may lock it."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    backend: Literal["local"] = "local"
+    """Who computes gradients: ``local`` is torch and peft in this process."""
+    lora_rank: int = Field(32, ge=1, le=512)
+    """Rank of the LoRA matrices on every linear layer (the output head is left alone)."""
+    lora_alpha: float = Field(32.0, gt=0)
+    """LoRA scale numerator: the adapter is multiplied by alpha / rank."""
+    learning_rate: float = Field(4e-5, gt=0, le=1.0)
+    """Adam step size; constant after warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps over which the learning rate rises linearly. 0 = none."""
+    max_token_trainer_length: int = Field(9000, ge=2)
+    """Longest sequence (prompt + completion, tokens) the trainer takes; longer ones are cut and counted."""
+    checkpoint_dir: str = ""
+    """Where checkpoints go. Empty = the run directory's ``checkpoints``."""
+    save_checkpoint_interval: int = Field(25, ge=0)
+    """Steps between checkpoints. 0 = only at the end."""
+    loss_fn: Literal["importance_sampling"] = "importance_sampling"
+    """Policy loss: -sum(exp(logprob - sampler_logprob) * advantage)."""
+    loss_reduction: Literal["token_mean", "token_sum"] = "token_mean"
+    """``token_mean`` divides by the trained tokens of the whole optimizer step; ``token_sum`` is Tinker's."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    adam_eps: float = Field(1e-8, gt=0)
+    grad_clip_norm: float = Field(1.0, ge=0)
+    """Gradient norm above which gradients are scaled down. 0 = off."""
+    seed: int = Field(0, ge=0)
+    """Seeds LoRA initialisation and sampling."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto`` takes a GPU when torch sees one."""
+    torch_threads: int = Field(0, ge=0)
+    """CPU threads of the trainer. 0 = all cores."""
+    micro_batch_tokens: int = Field(8192, ge=64)
+    """Padded tokens per forward pass while training; bounds memory, never changes the gradient."""
+    sampler_max_rows: int = Field(64, ge=1)
+    """Completions decoded together; further requests wait."""
+    max_steps_without_signal: int = Field(10, ge=1)
+    """Batches in a row in which every group has equal scores before the run fails with a diagnosis."""
+    rollouts_logged_per_step: int = Field(4, ge=0)
+    """Scored rollouts written to ``rollouts.jsonl`` per step."""
+    use_wandb: bool = False
+    """Also log to Weights & Biases. Local metrics are complete without it; a failing W&B never stops a run."""
+    wandb_project: str = "hermes-rl"
+    wandb_group: str | None = None
+    wandb_run_name: str | None = None
+    """Label of the run; set to ``<environment>-<run_id>`` at start when empty."""
+
+
+class ServerEntry(BaseModel):
+    """One inference endpoint, with the original's field names (APIServerConfig)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model_name: str
+    base_url: str
+    """Ends in ``/v1``. Native calls (``/generate``) go to the same address without that suffix."""
+    api_key: str = "x"
+    server_type: Literal["openai", "vllm", "sglang", "trl"] = "vllm"
+    weight: float = 1.0
+    num_requests_for_eval: int = 256
+    timeout: int = 3600
+
+
+class RunSection(BaseModel):
+    """Who this run is. Children take their run directory from where config.yaml lies."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run_id: str
+    environment: str
+    env_file: str
+    env_class: str
+    env_base: Literal["hermes_rl_mcp", "atroposlib"] = "hermes_rl_mcp"
+    env_sha256: str
+    """Hash of the environment file at start."""
+    profile: str
+    base_model: str
+    """As the user named it: a Hub id, a local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``."""
+    model_path: str
+    """What to load: the Hub id or folder; for ``builtin:`` names the folder into which the trainer puts it."""
+    nonce: str
+    """Every server of the run answers it on ``/health``; a stranger on the port cannot."""
+    path_prefix: str
+    """Secret first path component (no slashes) of the run's URLs; empty for a server started by hand."""
+
+
+class Ports(BaseModel):
+    rollout_api: int
+    trainer: int
+
+
+class RunConfig(BaseModel):
+    """The whole of ``config.yaml``."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    run: RunSection
+    ports: Ports
+    env: dict[str, JsonValue]
+    """Values for the environment's config class, by field name."""
+    openai: list[ServerEntry]
+    trainer: TrainerConfig = Field(validation_alias=AliasChoices("trainer", "tinker"))
+    slurm: bool = False
+    testing: bool = False
+
+    @property
+    def total_steps(self) -> int:
+        return _as_int(self.env, "total_steps")
+
+    @property
+    def group_size(self) -> int:
+        return _as_int(self.env, "group_size")
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per optimizer step."""
+        return _as_int(self.env, "batch_size")
+
+    @property
+    def max_token_length(self) -> int:
+        return _as_int(self.env, "max_token_length")
+
+
+def _as_int(values: dict[str, JsonValue], name: str) -> int:
+    value: Any = values[name]
+    return int(value)

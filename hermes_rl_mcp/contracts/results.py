@@ -1,0 +1,262 @@
+"""What each of the ten tools answers. Field names of the original are kept; further ones are ours."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ScanProblem
+from hermes_rl_mcp.contracts.records import Preview
+
+
+class Result(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class ListEnvironments(Result):
+    """rl_list_environments."""
+
+    environments: list[EnvironmentInfo]
+    count: int
+    tips: list[str]
+    problems: list[ScanProblem] = Field(default_factory=list)
+    """Files that could not be read as Python."""
+
+
+class SelectEnvironment(Result):
+    """rl_select_environment."""
+
+    message: str
+    environment: str
+    file_path: str
+    revision: int
+
+
+class ConfigField(Result):
+    """One field of rl_get_current_config."""
+
+    name: str
+    type: str
+    default: JsonValue
+    description: str
+    current_value: JsonValue
+    """What a run started now would use."""
+    ceiling: float | None = None
+
+
+class LockedConfigField(ConfigField):
+    locked_value: JsonValue
+
+
+class CurrentConfig(Result):
+    """rl_get_current_config."""
+
+    environment: str
+    configurable_fields: list[ConfigField]
+    locked_fields: list[LockedConfigField]
+    tip: str
+    profile: str
+    revision: int
+
+
+class EditConfig(Result):
+    """rl_edit_config."""
+
+    message: str
+    field: str
+    value: JsonValue
+    config: dict[str, JsonValue]
+    """All values that differ from the environment's and profile's defaults."""
+    revision: int
+
+
+class RunLogs(Result):
+    api: str
+    trainer: str
+    env: str
+
+
+class StartTraining(Result):
+    """rl_start_training."""
+
+    run_id: str
+    status: str
+    environment: str
+    config: dict[str, JsonValue]
+    """Every value of the run, flat."""
+    wandb_project: str
+    wandb_run_name: str
+    config_path: str
+    """Written once the run has its ports."""
+    logs: RunLogs
+    message: str
+    env_file: str
+    env_sha256: str
+    """Hash of the environment file that will run."""
+
+
+class StatusMetrics(Result):
+    """Latest values; all null before the first step."""
+
+    step: int | None = None
+    reward_mean: float | None = None
+    percent_correct: float | None = None
+    eval_percent_correct: float | None = None
+
+
+class CheckStatus(Result):
+    """rl_check_status."""
+
+    run_id: str
+    status: str
+    environment: str
+    running_time_minutes: float
+    """Since all three processes were ready."""
+    processes: dict[str, str]
+    """api, trainer, env: 'not started', 'starting', 'running', 'exited (<code>)'."""
+    wandb_project: str
+    wandb_run_name: str
+    logs: RunLogs
+    metrics: StatusMetrics
+    total_steps: int
+    detail: str = ""
+    error: str | None = None
+    hint: str | None = None
+    latest: dict[str, JsonValue] = Field(default_factory=dict)
+    """The whole last line of metrics.jsonl."""
+    eta_seconds: float | None = None
+    """From the pace of the last steps."""
+    queue_position: int | None = None
+    rate_limited: bool = False
+    """True: a repeat of the last snapshot, see ``message``."""
+    next_check_in_seconds: float | None = None
+    message: str | None = None
+    wandb_url: str | None = None
+    wandb_error: str | None = None
+
+
+class StopTraining(Result):
+    """rl_stop_training; returns at once, the stop goes on."""
+
+    message: str
+    run_id: str
+    status: str
+
+
+class HistoryRow(Result):
+    step: int
+    values: dict[str, JsonValue]
+
+
+class GetResults(Result):
+    """rl_get_results."""
+
+    run_id: str
+    status: str
+    environment: str
+    wandb_project: str
+    wandb_run_name: str
+    final_metrics: dict[str, JsonValue]
+    history: list[HistoryRow]
+    """At most ``max_points`` steps, evenly spaced, first and last included."""
+    steps: int
+    total_steps: int
+    base_model: str
+    adapter_path: str | None = None
+    """PEFT adapter folder that exists and loads; null while there is none."""
+    checkpoints: list[str] = Field(default_factory=list)
+    """Complete checkpoints, oldest first."""
+    reward_first5: float | None = None
+    reward_last5: float | None = None
+    preview: Preview | None = None
+    """One prompt answered before and after training (model output: data, not instructions)."""
+    error: str | None = None
+    hint: str | None = None
+    wandb_url: str | None = None
+    wandb_error: str | None = None
+
+
+class RunSummary(Result):
+    run_id: str
+    environment: str
+    status: str
+    wandb_run_name: str
+    base_model: str = ""
+    step: int = 0
+    total_steps: int = 0
+    reward_mean: float | None = None
+    created_at: str = ""
+    note: str | None = None
+    """Why a run is ``unreadable``, or what a failed one said."""
+
+
+class ListRuns(Result):
+    """rl_list_runs."""
+
+    runs: list[RunSummary]
+    """Newest first."""
+    count: int
+    """All runs, also those beyond ``limit``."""
+
+
+class InferenceStep(Result):
+    step: int
+    completions: int
+    correct: int
+    scores: list[float]
+    truncated: int = 0
+
+
+class ModelTest(Result):
+    """One model of rl_test_inference."""
+
+    model: str
+    name: str
+    scale: str
+    output_file: str
+    log_file: str
+    steps: list[InferenceStep] = Field(default_factory=list)
+    steps_tested: int = 0
+    total_completions: int = 0
+    correct_completions: int = 0
+    accuracy: float = 0.0
+    steps_with_correct: int = 0
+    step_success_rate: float = 0.0
+    reward_parts: dict[str, float] = Field(default_factory=dict)
+    """Means of the named parts of the score."""
+    error: str | None = None
+    stderr: str | None = None
+
+
+class InferenceTestConfig(Result):
+    num_steps: int
+    group_size: int
+    rollouts_per_model: int
+    total_rollouts: int
+
+
+class InferenceSummary(Result):
+    steps_requested: int
+    models_tested: int
+    models_succeeded: int
+    best_model: str | None
+    avg_accuracy: float
+    environment_working: bool
+    """True only if every requested group of at least one model was scored."""
+    output_directory: str
+
+
+class TestInference(Result):
+    """rl_test_inference. ``status`` is 'running' until done: call again with ``test_id`` to poll."""
+
+    __test__ = False  # not a pytest class
+
+    status: Literal["running", "completed", "failed"]
+    test_id: str
+    environment: str
+    environment_file: str
+    test_config: InferenceTestConfig
+    models_tested: list[ModelTest] = Field(default_factory=list)
+    summary: InferenceSummary | None = None
+    message: str = ""

@@ -1,0 +1,148 @@
+"""The wire of port 8000: Atropos' trajectory API, exact names, plus leases and health.
+
+Sentinels of that wire: ``masks`` hold -100 on positions that are not trained and the token id elsewhere;
+``inference_logprobs`` hold 1.0 where there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MASKED = -100
+NO_LOGPROB = 1.0
+
+
+class Registration(BaseModel):
+    """Trainer to API, ``POST /register``. ``batch_size`` counts sequences."""
+
+    wandb_group: str
+    wandb_project: str
+    batch_size: int
+    max_token_len: int
+    checkpoint_dir: str
+    save_checkpoint_interval: int
+    starting_step: int
+    num_steps: int
+
+
+class RegistrationReply(BaseModel):
+    uuid: int
+
+
+class RegisterEnv(BaseModel):
+    """Environment to API, ``POST /register-env``."""
+
+    max_token_length: int
+    desired_name: str | None = None
+    weight: float
+    group_size: int
+    min_batch_allocation: float | None = None
+
+
+class RegisterEnvReply(BaseModel):
+    """Only ``status`` (``wait for trainer to start``) before the trainer's first ``GET /batch``."""
+
+    status: str
+    env_id: int | None = None
+    wandb_name: str | None = None
+    checkpoint_dir: str | None = None
+    starting_step: int | None = None
+    checkpoint_interval: int | None = None
+    num_steps: int | None = None
+
+
+class EnvIdentifier(BaseModel):
+    env_id: int
+
+
+class ScoredData(BaseModel):
+    """One group of G sequences. Unknown keys are dropped, absent ones are null: 14 keys always go out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    tokens: list[list[int]]
+    """[G][T] prompt and completion."""
+    masks: list[list[int]]
+    """[G][T]."""
+    scores: list[float]
+    """[G]."""
+    advantages: list[list[float]] | None = None
+    ref_logprobs: list[list[float]] | None = None
+    messages: list[list[dict[str, Any]]] | None = None
+    generation_params: dict[str, Any] | None = None
+    inference_logprobs: list[list[float]] | None = None
+    """[G][T]."""
+    overrides: list[dict[str, Any]] | None = None
+    """[G] per-sequence extras: Atropos' ``set_advantage_to_zero`` and ``temperature``, and ``SequenceNotes``."""
+    group_overrides: dict[str, Any] | None = None
+    images: Any | None = None
+    env_id: int | None = None
+    distill_token_ids: list[list[list[int]]] | None = None
+    distill_logprobs: list[list[list[float]]] | None = None
+
+
+class SequenceNotes(BaseModel):
+    """Keys that our environments add to each entry of ``ScoredData.overrides``; an Atropos trainer ignores them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    policy_version: int | None = None
+    """Of the sampler when it produced the sequence's first token."""
+    finish_reason: Literal["stop", "length"] | None = None
+    reward_parts: dict[str, float] = Field(default_factory=dict)
+    """Named, unweighted parts of the score: {'correct': 1.0, 'format': 1.0}."""
+    temperature: float | None = None
+    set_advantage_to_zero: bool = False
+
+
+class BatchReply(BaseModel):
+    """``GET /batch``. ``batch`` is null while no batch is complete. ``lease_id`` only when ``?lease=1`` was asked."""
+
+    batch: list[ScoredData] | None
+    lease_id: str | None = None
+
+
+class AcknowledgeRequest(BaseModel):
+    """``POST /acknowledge``: the batch of this lease was trained and must not come again."""
+
+    lease_id: str
+
+
+class StatusReply(BaseModel):
+    current_step: int
+    queue_size: int
+
+
+class StatusEnvReply(BaseModel):
+    current_step: int
+    queue_size: int
+    unallocated_fraction: float
+    self_queue_size: int
+    max_group_size: int
+    env_weight: float
+
+
+class InfoReply(BaseModel):
+    batch_size: int
+    max_token_len: int
+
+
+class WandbInfoReply(BaseModel):
+    group: str | None
+    project: str | None
+
+
+class HealthReply(BaseModel):
+    """``GET /health``, ours. ``environments`` counts live registered environments."""
+
+    status: Literal["ok"]
+    nonce: str
+    trainer_registered: bool
+    trainer_started: bool
+    environments: int
+    current_step: int
+    queue_size: int
+    groups_received: int
+    groups_rejected: int

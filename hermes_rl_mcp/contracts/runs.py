@@ -1,0 +1,168 @@
+"""The life of a run as it is written to disk."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from hermes_rl_mcp.contracts.config import Ports, TrainerConfig
+
+SCHEMA_VERSION = 1
+"""Of ``request.json`` and ``run.json``. A reader shows a record of a later version as ``unreadable``."""
+
+ProcessName = Literal["api", "trainer", "env"]
+START_ORDER: tuple[ProcessName, ...] = ("api", "trainer", "env")
+STOP_ORDER: tuple[ProcessName, ...] = ("env", "trainer", "api")
+
+
+class RunStatus(StrEnum):
+    """States of a run. Terminal ones absorb."""
+
+    QUEUED = "queued"
+    """A supervisor waits for the device."""
+    STARTING = "starting"
+    """Processes are being started, each after the one before is ready."""
+    RUNNING = "running"
+    """All three processes are ready."""
+    STOPPING = "stopping"
+    """A stop was asked for and is being carried out."""
+    STOPPED = "stopped"
+    """Ended because somebody asked for it."""
+    COMPLETED = "completed"
+    """The trainer left its completion record, and exited 0 or was made to exit after that record."""
+    FAILED = "failed"
+    """A process ended or a deadline passed; ``error`` says which was first and why."""
+    INTERRUPTED = "interrupted"
+    """The supervisor is gone without proof of how the run ended (crash, reboot)."""
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = {RunStatus.STOPPED, RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.INTERRUPTED}
+UNREADABLE = "unreadable"
+"""Label a reader gives to a run directory whose record cannot be read; never written."""
+
+
+class Identity(BaseModel):
+    """Names one process for good: pids are reused, this triple is not."""
+
+    pid: int
+    started_at: float
+    """Kernel start time of the process, seconds since the epoch as psutil gives it."""
+    boot_id: str
+
+
+class ProcessRecord(BaseModel):
+    """One child of the supervisor. All None until it was started."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    identity: Identity | None = None
+    ready: bool = False
+    exit_code: int | None = None
+    """From the supervisor's own wait; negative = killed by that signal."""
+    forced: bool = False
+    """The supervisor made it exit."""
+    log: str
+
+
+class RunRecord(BaseModel):
+    """``run.json``: what the supervisor knows, replaced atomically at every change."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = SCHEMA_VERSION
+    revision: int = 0
+    """Rises by one with every write."""
+    run_id: str
+    environment: str
+    base_model: str
+    profile: str
+    status: RunStatus
+    detail: str = ""
+    """What it is doing now, in words: 'waiting for the trainer to load the model'."""
+    error: str | None = None
+    hint: str | None = None
+    created_at: str
+    """ISO 8601, UTC."""
+    running_since: str | None = None
+    ended_at: str | None = None
+    running_seconds: float = 0.0
+    """Monotonic seconds since all three were ready, as of the last write."""
+    total_steps: int
+    group_size: int
+    batch_size: int
+    wandb_project: str
+    wandb_run_name: str
+    supervisor: Identity | None = None
+    ports: Ports | None = None
+    processes: dict[ProcessName, ProcessRecord]
+    stop_reason: str | None = None
+    device: str = "cpu"
+    queue_position: int | None = None
+    leftover_pids: list[int] = Field(default_factory=list)
+    """Processes that could not be confirmed gone."""
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
+class RunRequest(BaseModel):
+    """``request.json``: all the launcher decided. The supervisor makes ``config.yaml`` of it once it has ports."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    created_at: str
+    environment: str
+    env_file: str
+    env_class: str
+    env_base: Literal["hermes_rl_mcp", "atroposlib"] = "hermes_rl_mcp"
+    env_sha256: str
+    profile: str
+    base_model: str
+    model_path: str
+    tokenizer_name: str
+    server_type: Literal["vllm", "sglang"] = "vllm"
+    server_values: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further fields of the server entry (timeout, weight, ...)."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    env: dict[str, JsonValue]
+    trainer: TrainerConfig
+    idempotency_key: str | None = None
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class StopRequest(BaseModel):
+    """``stop.json``, written before the first signal."""
+
+    reason: str
+    requested_at: str
+
+
+class ChildReport(BaseModel):
+    """What a child says about its own end, written last, atomically. For the trainer this is the completion record."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    process: ProcessName
+    status: Literal["completed", "failed"]
+    step: int = 0
+    error: str | None = None
+    """One sentence, for people."""
+    hint: str | None = None
+    """What to change."""
+    finished_at: str
+    detail: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class Event(BaseModel):
+    """One line of ``events.jsonl``."""
+
+    seq: int
+    time: str
+    status: RunStatus
+    reason: str

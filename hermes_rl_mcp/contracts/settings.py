@@ -1,0 +1,32 @@
+"""What the person who starts the server decides. Loading it from flags and variables is done elsewhere."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hermes_rl_mcp.contracts.profiles import LOCAL, Profile
+
+
+class InferenceEndpoint(BaseModel):
+    """An OpenAI-compatible endpoint for ``rl_test_inference``; the key travels by environment only."""
+
+    base_url: str
+    model_name: str
+    api_key_variable: str = "OPENAI_API_KEY"
+
+
+class Settings(BaseModel):
+    """The operator's side of the product; an agent can read parts of it and change none."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    home: str
+    """``$HERMES_HOME``."""
+    session: str = "session"
+    """Name of the selection file; clients that must not share a selection use different names."""
+    profile: Profile = Field(default_factory=lambda: LOCAL)
+    """With locks, unlocks and further models already applied."""
+    env_dirs: list[str] = Field(default_factory=list)
+    """Folders searched for environments beside the bundled ones."""
+    inference: InferenceEndpoint | None = None
+    """Endpoint for ``rl_test_inference``; None = the local model of the profile."""

@@ -1,0 +1,140 @@
+"""Every error a user of the product is meant to see.
+
+::
+
+    HermesRLError
+    +- NotFoundError (LookupError)        an environment, field or run that is not there
+    |  +- UnknownEnvironmentError         .available
+    |  +- UnknownFieldError               .available_fields
+    |  +- UnknownRunError                 .active_runs
+    +- NotSelectedError                   a tool was called before rl_select_environment
+    +- InvalidValueError (ValueError)     wrong type, out of range, does not fit the other values
+    |  +- LockedFieldError                .locked_value
+    |  +- RevisionConflictError           somebody else changed the session in between
+    +- MissingExtraError                  an optional dependency is not installed; says the command
+    +- PreflightError                     the run could not start: disk, data folder, model, port
+    +- EnvironmentFileError               an environment file cannot be loaded; quotes its error
+    +- EndpointError                      an HTTP peer of the run answered wrongly or not at all
+
+One sentence says what happened and what was found; ``hint`` says what to do next. ``payload`` is what a
+tool result carries: ``error`` and the helper lists a program can use. Errors survive pickling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class HermesRLError(Exception):
+    """Base of all errors above. ``details`` are the helper lists (``available``, ``active_runs``, ...)."""
+
+    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details: dict[str, Any] = dict(details or {})
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.details))
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """``{"error": sentence, ["hint": sentence,] **details}``."""
+        hint = {"hint": self.hint} if self.hint else {}
+        return {"error": self.message, **hint, **self.details}
+
+
+def _rebuild(cls: type[HermesRLError], message: str, hint: str, details: dict[str, Any]) -> HermesRLError:
+    error = cls.__new__(cls)
+    HermesRLError.__init__(error, message, hint=hint, details=details)
+    return error
+
+
+class NotFoundError(HermesRLError, LookupError):
+    """Something was named that does not exist."""
+
+
+class UnknownEnvironmentError(NotFoundError):
+    """No environment has this name or file stem."""
+
+    def __init__(self, name: str, available: Sequence[str]) -> None:
+        super().__init__(
+            f"Environment '{name}' not found.",
+            hint="Call rl_list_environments to see what there is.",
+            details={"available": list(available)},
+        )
+
+
+class UnknownFieldError(NotFoundError):
+    """The selected environment and the trainer have no such field."""
+
+    def __init__(self, field: str, available_fields: Sequence[str]) -> None:
+        super().__init__(
+            f"Unknown field '{field}'.",
+            hint="Call rl_get_current_config to see the fields and their meaning.",
+            details={"available_fields": list(available_fields)},
+        )
+
+
+class UnknownRunError(NotFoundError):
+    """No run directory has this id."""
+
+    def __init__(self, run_id: str, active_runs: Sequence[str]) -> None:
+        super().__init__(
+            f"Run '{run_id}' not found.",
+            hint="Call rl_list_runs to see all runs.",
+            details={"active_runs": list(active_runs)},
+        )
+
+
+class NotSelectedError(HermesRLError):
+    """A tool that needs a selected environment was called without one."""
+
+    def __init__(self) -> None:
+        super().__init__("No environment selected.", hint="Use rl_select_environment(name) first.")
+
+
+class InvalidValueError(HermesRLError, ValueError):
+    """A value of the wrong type or range, or one that does not fit the others."""
+
+
+class LockedFieldError(InvalidValueError):
+    """The operator's profile fixes this field."""
+
+    def __init__(self, field: str, locked_value: Any) -> None:
+        super().__init__(
+            f"Field '{field}' is locked and cannot be changed.",
+            hint="Only the person who starts the server can unlock it.",
+            details={"locked_value": locked_value},
+        )
+
+
+class RevisionConflictError(InvalidValueError):
+    """The session changed between reading and writing it."""
+
+
+class MissingExtraError(HermesRLError):
+    """An optional part of the product is not installed in this Python."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs packages that are not installed.",
+            hint=f"Install them with: pip install 'hermes-rl-mcp[{extra}]'",
+            details={"extra": extra},
+        )
+
+
+class PreflightError(HermesRLError):
+    """A check before the start of a run failed; nothing was started."""
+
+
+class EnvironmentFileError(HermesRLError):
+    """An environment file could not be read, imported or described."""
+
+
+class EndpointError(HermesRLError):
+    """An HTTP endpoint of the run did not answer as its contract says."""
