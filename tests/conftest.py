@@ -1,0 +1,61 @@
+"""Shared by all tests: an own home and claims folder per test, the asyncio backend, and a leak check at the end.
+
+Not covered anywhere in this suite: Windows, macOS, multi-GPU, the real Hub, the real W&B and Tinker services.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "HERMES_RL_TEST_MARK"
+_SUITE = uuid.uuid4().hex
+os.environ[MARK] = _SUITE  # inherited by every process a test starts, also by those that left its group
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """What a client passes to a stdio server, plus an own home and claims folder. Nothing reaches a hub."""
+    keep = {name: os.environ[name] for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER") if name in os.environ}
+    return {
+        **keep,
+        MARK: _SUITE,
+        "HERMES_HOME": str(tmp_path / "hermes"),
+        "HERMES_RL_CLAIMS_DIR": str(tmp_path / "claims"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _marked() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == _SUITE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Every process that a test started is gone when the suite ends; leftovers are named, ended and fail the suite."""
+    yield
+    deadline = time.monotonic() + 10
+    while (left := _marked()) and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.2)
+    names = [f"{p.pid}: {' '.join(p.cmdline())[:160]}" for p in left if p.is_running()]
+    for process in left:
+        process.kill()
+    assert not names, "processes outlived the tests:\n" + "\n".join(names)
