@@ -64,6 +64,9 @@ class EnvironmentSchema(BaseModel):
     fields: list[FieldInfo]
     server: dict[str, JsonValue] = Field(default_factory=dict)
     """The first server config of ``config_init`` (model_name, server_type, ...)."""
+    trainer_defaults: dict[str, JsonValue] = Field(default_factory=dict)
+    """Trainer fields this environment suggests values for (its class attribute ``trainer_defaults``, for example
+    ``{"learning_rate": 1e-3}``). They replace the profile's defaults, never its locks, ceilings or a user's edit."""
 
 
 class ValidationReply(BaseModel):
