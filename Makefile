@@ -1,0 +1,63 @@
+# make demo    train the embedded model through our own MCP server and show what it learned
+# make test    lint, types, import rules and the default tests; make test-more adds those that take minutes
+#
+# Everything goes into $(VENV). Steps of the installation are repeated only when pyproject.toml or constraints.txt changed.
+# On Linux the index's plain torch is a CUDA build of several gigabytes. For a CPU build from another index:
+#   make demo TORCH="torch==2.13.0 --index-url URL-OF-A-CPU-INDEX"
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: demo test test-more lint bench clean
+
+demo: $(VENV)/.installed-train
+	@$(BIN)/hermes-rl demo $(DEMO_ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+test-more: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@echo "Making $(VENV) with $(PYTHON) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	@$(PYTHON) -m venv $(VENV)
+
+# torch by itself first, so that its build can be chosen; everything else by the pinned versions.
+$(VENV)/.installed-torch: $(VENV)/bin/python constraints.txt
+	@echo "Installing $(firstword $(TORCH)) (some hundred megabytes, a minute or more) ..."
+	@$(PIP) install --quiet $(TORCH)
+	@touch $@
+
+$(VENV)/.installed-train: $(VENV)/.installed-torch pyproject.toml constraints.txt
+	@echo "Installing hermes-rl-mcp[train] ..."
+	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	@$(PIP) install --quiet -e '.[train]' -c $(VENV)/constraints.txt
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-train pyproject.toml constraints.txt
+	@echo "Installing hermes-rl-mcp[train,dev] ..."
+	@$(PIP) install --quiet -e '.[train,dev]' -c $(VENV)/constraints.txt
+	@touch $@

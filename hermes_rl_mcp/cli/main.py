@@ -1,0 +1,191 @@
+"""``hermes-rl``: the command line. Arguments and printing live here; every command imports what it needs when it runs.
+
+Answers go to stdout, problems to stderr. Exit code 0 means that what was asked for is so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hermes_rl_mcp import __version__
+from hermes_rl_mcp.errors import HermesRLError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="hermes-rl",
+    help="Train language models by reinforcement learning on your own machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+runs_app = typer.Typer(no_args_is_help=True, help="Look at training runs and stop them.")
+config_app = typer.Typer(no_args_is_help=True, help="Keys and settings in $HERMES_HOME/.env.")
+app.add_typer(runs_app, name="runs")
+app.add_typer(config_app, name="config")
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+RunId = Annotated[str, typer.Argument(help="Run id: 8 hex characters.")]
+
+
+def main() -> None:
+    """Entry point of ``hermes-rl``."""
+    try:
+        app()
+    except HermesRLError as error:
+        typer.echo(f"Error: {error.message}", err=True)
+        if error.hint:
+            typer.echo(f"What to do: {error.hint}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hermes-rl-mcp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def demo(
+    env: Annotated[str, typer.Option(help="Environment to train in.")] = "arithmetic",
+    model: Annotated[str, typer.Option(help="Model to train.")] = "builtin:tiny",
+    data_dir: Annotated[str | None, typer.Option(help="Local data folder, for environments that read one.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
+    group_size: Annotated[int | None, typer.Option(min=2, help="Answers per problem.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=2, help="Answers per step.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="field=value; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Text to stderr, one JSON object last on stdout.")] = False,
+    keep_selection: Annotated[
+        bool, typer.Option(help="Leave the demo's selection and edits in session 'demo'.")
+    ] = False,
+) -> None:
+    """Do an agent's whole job through the ten tools: choose, set, train, follow, and show what was learned."""
+    from hermes_rl_mcp.cli import demo as command
+    from hermes_rl_mcp.cli.demo_settings import DemoOptions, parse_set
+
+    options = DemoOptions(
+        environment=env,
+        model=model,
+        data_dir=os.path.abspath(os.path.expanduser(data_dir)) if data_dir is not None else None,
+        steps=steps,
+        group_size=group_size,
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        sets=dict(parse_set(item) for item in set_ or []),
+        keep_selection=keep_selection,
+    )
+    raise typer.Exit(command.run(options, os.environ, as_json=as_json))
+
+
+@app.command()
+def doctor(as_json: JsonFlag = False) -> None:
+    """Say whether this machine can train, and what to do if not."""
+    from dataclasses import asdict
+
+    from hermes_rl_mcp.cli import doctor as command
+
+    found = []
+    marks = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
+    for check in command.checks(os.environ):
+        found.append(check)
+        if not as_json:
+            typer.echo(f"{marks[check.verdict]}  {check.name:<20} {check.found}")
+            if check.fix and check.verdict != "ok":
+                typer.echo(f"{'':<26} {check.fix}")
+    can_train = all(check.verdict != "fail" for check in found)
+    if as_json:
+        _print_json({"can_train": can_train, "checks": [asdict(check) for check in found]})
+    else:
+        typer.echo("Training can run here." if can_train else "Training cannot run here: see FAIL above.")
+    raise typer.Exit(0 if can_train else 1)
+
+
+@config_app.command("set")
+def config_set(
+    key: Annotated[str, typer.Argument(help="Name, for example WANDB_API_KEY.")],
+    value: Annotated[str, typer.Argument(help="Value; '-' or nothing reads it from a prompt or stdin.")] = "-",
+) -> None:
+    """Write one key or setting. With '-' the value never stands on a command line."""
+    from hermes_rl_mcp.cli import config
+
+    config.check_name(key)
+    if value == "-":
+        value = typer.prompt(key, hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read().strip()
+    file = _home().env_file
+    config.set_value(file, key, value)
+    typer.echo(f"{key}: {config.show(key, value)}. Servers started from now on read it from {file}")
+
+
+@config_app.command("get")
+def config_get(key: Annotated[str, typer.Argument(help="Name.")]) -> None:
+    """Say whether a key is set; shows the value only of settings that are no secret."""
+    from hermes_rl_mcp.cli import config
+
+    values = config.values(_home().env_file)
+    typer.echo(config.show(key, values[key]) if key in values else "not set")
+    raise typer.Exit(0 if key in values else 1)
+
+
+@config_app.command("list")
+def config_list(as_json: JsonFlag = False) -> None:
+    """All names in the file."""
+    from hermes_rl_mcp.cli import config
+
+    file = _home().env_file
+    entries = config.entries(file)
+    if as_json:
+        _print_json({entry.name: entry.shown for entry in entries})
+        return
+    if not entries:
+        typer.echo(f"Nothing is set in {file}")
+    for entry in entries:
+        typer.echo(f"{entry.name} = {entry.shown}")
+
+
+@config_app.command("unset")
+def config_unset(key: Annotated[str, typer.Argument(help="Name.")]) -> None:
+    """Take one name out of the file."""
+    from hermes_rl_mcp.cli import config
+
+    file = _home().env_file
+    config.unset_value(file, key)
+    typer.echo(f"{key} is no longer in {file}")
+
+
+def _home() -> Any:
+    from hermes_rl_mcp.paths import Home
+
+    return Home.from_environ(os.environ)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Text that came from a model, a log or a file, made fit for a terminal.
+
+Nothing printed through here can move the cursor, set colours or hide itself.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+_KEEP = {"\n", "\t"}
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    """Control and format characters become ``·``; longer text is cut at ``limit`` characters with an ellipsis."""
+    safe = "".join(c if c in _KEEP or unicodedata.category(c) not in {"Cc", "Cf", "Cs"} else "·" for c in text)
+    return safe if limit is None or len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def number(value: object) -> str:
+    """A metric for people; ``-`` where there is none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return printable(str(value), 200)
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.3f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.2e}"
