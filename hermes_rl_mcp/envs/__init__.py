@@ -1,0 +1,27 @@
+"""The environment SDK: subclass ``BaseEnv``, say how an item is asked and scored, run ``serve | process | evaluate``.
+
+Importing this loads neither torch nor transformers nor datasets; a tokenizer is loaded when it is first needed.
+"""
+
+from __future__ import annotations
+
+from hermes_rl_mcp.envs.base import BaseEnv, EvalReport, Score
+from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling
+from hermes_rl_mcp.envs.sampling import SamplingClient, Session
+from hermes_rl_mcp.envs.trajectory import Completion, Message, ScoredDataGroup, ScoredDataItem, Trajectory
+
+__all__ = [
+    "APIServerConfig",
+    "BaseEnv",
+    "BaseEnvConfig",
+    "Completion",
+    "EvalHandling",
+    "EvalReport",
+    "Message",
+    "SamplingClient",
+    "Score",
+    "ScoredDataGroup",
+    "ScoredDataItem",
+    "Session",
+    "Trajectory",
+]

@@ -1,0 +1,237 @@
+"""The class an environment is: what one item is, how it is asked, how an answer is scored, what is logged.
+
+Invariant: a group that leaves here has group_size sequences or is not sent; one failed rollout is replaced, it is no
+reason to lose the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
+from hermes_rl_mcp.envs.sampling import SamplingClient
+from hermes_rl_mcp.envs.tokenizer import load_tokenizer
+from hermes_rl_mcp.envs.trajectory import Completion, Message, ScoredDataGroup, ScoredDataItem, Trajectory, group_of
+
+log = logging.getLogger(__name__)
+
+ROLLOUT_ATTEMPTS = 3
+"""How often one place of a group is sampled before the group is given up."""
+
+Groups = ScoredDataGroup | list[ScoredDataGroup] | None
+MetricsSink = Callable[[Mapping[str, float]], None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reward and the named, unweighted parts it was made of."""
+
+    value: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """What ``evaluate`` found. Metric names such as ``eval/percent_correct``; samples are JSON objects."""
+
+    metrics: dict[str, float]
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    generation_parameters: dict[str, Any] = field(default_factory=dict)
+
+
+class RolloutsFailedError(Exception):
+    """Too many rollouts of one group failed; carries the last failure as its cause."""
+
+
+class BaseEnv:
+    """Subclass, set ``name`` and ``env_config_cls``, and write the hooks.
+
+    The shortest environment has ``get_next_item``, ``get_messages`` and ``score_answer``. Override
+    ``collect_trajectory`` for multi-turn rollouts, or ``collect_trajectories`` to make whole groups yourself.
+    """
+
+    name: ClassVar[str | None] = None
+    """What the environment is called; the file's stem when None."""
+    env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
+
+    def __init__(
+        self,
+        config: Any,
+        server_configs: Sequence[APIServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        self.config = config
+        self.server_configs = list(server_configs)
+        self.slurm = slurm
+        self.testing = testing
+        self.server = SamplingClient(self.server_configs, lambda: self.tokenizer)
+        self.curr_step = 0
+        """Batches the trainer has taken so far."""
+        self.run_dir: Path | None = None
+        """Directory of the run this process belongs to; None outside a run."""
+        self.checkpoint_dir: Path | None = None
+        self._tokenizer: Any = None
+        self._metrics_sink: MetricsSink = lambda metrics: None
+
+    # What subclasses write.
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, list[APIServerConfig]]:
+        """Defaults of this environment: its config and its sampling servers."""
+        return cls.env_config_cls(), [APIServerConfig(base_url="http://127.0.0.1:8001/v1", server_type="vllm")]
+
+    async def setup(self) -> None:
+        """Called once before anything else. Loads the data."""
+        await self.load_dataset()
+
+    async def load_dataset(self) -> None:
+        """Loads what ``get_next_item`` hands out. Nothing to load by default."""
+
+    async def get_next_item(self) -> Any:
+        """The next thing to ask about. None = nothing at the moment."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_next_item()")
+
+    def get_messages(self, item: Any) -> list[Message]:
+        """The conversation that asks ``item``; used by the default rollout."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define get_messages(item), collect_trajectory(item) or "
+            "collect_trajectories(item)"
+        )
+
+    def score_answer(self, item: Any, completion: Completion) -> float | Score | Awaitable[float | Score]:
+        """Reward of one answer; may be async. Used by the default rollout."""
+        raise NotImplementedError(f"{type(self).__name__} must define score_answer(item, completion)")
+
+    async def collect_trajectory(self, item: Any) -> tuple[ScoredDataItem | None, list[Any]]:
+        """One scored rollout of ``item``, and further items to queue. None = it failed."""
+        trajectory = (await self.server.chat(self.get_messages(item), max_tokens=self.config.max_token_length))[0]
+        return await self.score(item, trajectory), []
+
+    async def collect_trajectories(self, item: Any) -> tuple[Groups, list[Any]]:
+        """One group of ``group_size`` scored rollouts (or several, or None), and further items to queue."""
+        if type(self).collect_trajectory is not BaseEnv.collect_trajectory:
+            return await self._collect_singly(item)
+        return await self._collect_together(item), []
+
+    async def evaluate(self) -> EvalReport | Mapping[str, float] | None:
+        """Runs every ``steps_per_eval`` trainer steps and for the ``evaluate`` command."""
+        return None
+
+    async def wandb_log(self, metrics: dict[str, float] | None = None) -> None:
+        """Called once per trainer step. Add your own metrics to the dict and call ``super().wandb_log(metrics)``."""
+        self._metrics_sink(metrics or {})
+
+    def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
+        """Called at the trainer's checkpoint interval. Override it to pass ``data`` (JSON) to ``super()``."""
+        if data is None or self.checkpoint_dir is None:
+            return
+        self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+        target = self.checkpoint_dir / f"step-{step}.json"
+        partial = target.with_suffix(".tmp")
+        partial.write_text(json.dumps(data), encoding="utf-8")
+        os.replace(partial, target)
+
+    def load_checkpoint(self) -> None:
+        """Called when training resumes at ``curr_step``: sets an attribute for every key that was saved."""
+        if self.checkpoint_dir is None:
+            return
+        path = self.checkpoint_dir / f"step-{self.curr_step}.json"
+        if not path.is_file():
+            log.warning("no environment state for step %d in %s; starting afresh", self.curr_step, self.checkpoint_dir)
+            return
+        for key, value in json.loads(path.read_text(encoding="utf-8")).items():
+            setattr(self, key, value)
+
+    async def cleanup(self) -> None:
+        """Called once at the end, also after errors."""
+
+    # What subclasses use.
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer of ``config.tokenizer_name``, loaded at first use."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.config.tokenizer_name)
+        return self._tokenizer
+
+    @classmethod
+    def env_name(cls) -> str:
+        if cls.name:
+            return cls.name
+        module = sys.modules.get(cls.__module__)
+        return Path(getattr(module, "__file__", None) or cls.__name__).stem
+
+    async def score(self, item: Any, trajectory: Trajectory) -> ScoredDataItem:
+        """The trajectory with what ``score_answer`` says of its last completion."""
+        result = self.score_answer(item, trajectory.last)
+        verdict = await result if inspect.isawaitable(result) else result
+        score = verdict if isinstance(verdict, Score) else Score(float(verdict))
+        return trajectory.item(score.value, score.parts)
+
+    @classmethod
+    def cli(cls) -> None:
+        """``if __name__ == "__main__": MyEnv.cli()`` gives the file the commands serve, process, evaluate, describe."""
+        from hermes_rl_mcp.envs.commands import main
+
+        main(sys.argv[1:], cls)
+
+    # The default rollouts.
+
+    async def _collect_together(self, item: Any) -> ScoredDataGroup:
+        """One sampling call for the whole group; places whose scoring failed are sampled again."""
+        messages = self.get_messages(item)
+        items: list[ScoredDataItem] = []
+        failure: Exception | None = None
+        for _ in range(ROLLOUT_ATTEMPTS):
+            missing = self.config.group_size - len(items)
+            if not missing:
+                break
+            for trajectory in await self.server.chat(messages, n=missing, max_tokens=self.config.max_token_length):
+                try:
+                    items.append(await self.score(item, trajectory))
+                except Exception as error:  # noqa: BLE001 - user code; one bad answer must not take the group along
+                    log.warning("scoring failed, sampling a replacement: %s: %s", type(error).__name__, error)
+                    failure = error
+        return self._group(items, failure)
+
+    async def _collect_singly(self, item: Any) -> tuple[ScoredDataGroup, list[Any]]:
+        """``group_size`` independent rollouts; each failed one is run again."""
+        backlog: list[Any] = []
+        failures: list[Exception] = []
+
+        async def one() -> ScoredDataItem | None:
+            for _ in range(ROLLOUT_ATTEMPTS):
+                try:
+                    scored, more = await self.collect_trajectory(item)
+                except Exception as error:  # noqa: BLE001 - user code; one failed rollout must not take the group along
+                    log.warning("a rollout failed, running it again: %s: %s", type(error).__name__, error)
+                    failures.append(error)
+                    continue
+                backlog.extend(more)
+                if scored is not None:
+                    return scored
+            return None
+
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(one()) for _ in range(self.config.group_size)]
+        items = [scored for task in running if (scored := task.result()) is not None]
+        return self._group(items, failures[0] if failures else None), backlog
+
+    def _group(self, items: list[ScoredDataItem], failure: Exception | None) -> ScoredDataGroup:
+        if len(items) < self.config.group_size:
+            why = f": {type(failure).__name__}: {failure}" if failure else ""
+            raise RolloutsFailedError(
+                f"{self.config.group_size - len(items)} of {self.config.group_size} rollouts failed "
+                f"{ROLLOUT_ATTEMPTS} times{why}"
+            ) from failure
+        return group_of(items)

@@ -1,0 +1,99 @@
+"""The shapes that environments written for Atropos expect around sampling: OpenAI-like replies, ``managed_server``.
+
+Thin: all sampling is done by ``SamplingClient``. Unlike the original, the first turn of a conversation keeps its mask,
+and an empty completion does not make a later call with the same prompt look like its continuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hermes_rl_mcp.contracts.sampling_api import FinishReason
+from hermes_rl_mcp.envs.endpoint import Prompt, SampleParams
+from hermes_rl_mcp.envs.trajectory import Message, Trajectory
+
+if TYPE_CHECKING:
+    from hermes_rl_mcp.envs.sampling import SamplingClient
+
+
+@dataclass(frozen=True)
+class ReplyMessage:
+    content: str
+    role: str = "assistant"
+
+
+@dataclass(frozen=True)
+class ReplyChoice:
+    index: int
+    message: ReplyMessage
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    choices: list[ReplyChoice]
+
+
+@dataclass(frozen=True)
+class SequenceNode:
+    """One sequence, under Atropos' names."""
+
+    full_text: str
+    tokens: list[int]
+    masked_tokens: list[int]
+    logprobs: list[float]
+    metadata: dict[str, Any]
+    trajectory: Trajectory
+
+
+def reply_of(trajectories: Sequence[Trajectory]) -> Reply:
+    lasts = [trajectory.last for trajectory in trajectories]
+    return Reply([ReplyChoice(i, ReplyMessage(c.text), c.text, c.finish_reason) for i, c in enumerate(lasts)])
+
+
+class ManagedServer:
+    """Keeps every sequence it sampled. A call whose prompt exactly extends one of them continues it."""
+
+    def __init__(self, client: SamplingClient) -> None:
+        self._client = client
+        self._trajectories: list[Trajectory] = []
+
+    async def chat_completion(
+        self,
+        *,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None = None,
+        split: str = "train",
+        **params: Any,
+    ) -> Reply:
+        text = self._client.renderer.prompt(messages, tools)
+        return await self._call(text, list(messages), tools, split, params)
+
+    async def completion(self, *, prompt: str, split: str = "train", **params: Any) -> Reply:
+        return await self._call(prompt, None, None, split, params)
+
+    def get_state(self) -> dict[str, list[SequenceNode]]:
+        nodes = [
+            SequenceNode(t.text, t.tokens_T, t.masks_T, t.logprobs_T, {"finish_reason": t.last.finish_reason}, t)
+            for t in self._trajectories
+        ]
+        return {"nodes": nodes}
+
+    def reset(self) -> None:
+        self._trajectories.clear()
+
+    async def _call(
+        self, text: str, messages: list[Message] | None, tools: Any, split: str, params: dict[str, Any]
+    ) -> Reply:
+        asked = SampleParams(**{k: v for k, v in params.items() if k in SampleParams.__dataclass_fields__})
+        if asked.n == 1:
+            for trajectory in self._trajectories:
+                if await self._client.extend(trajectory, text, messages, asked, split):
+                    return reply_of([trajectory])
+        prompt = Prompt(self._client.renderer.encode(text), text, messages, tools)
+        fresh = await self._client.fresh(prompt, asked, split)
+        self._trajectories += fresh
+        return reply_of(fresh)

@@ -1,0 +1,174 @@
+"""Sampling as environments see it: messages in, token-exact trajectories out, over one or several endpoints.
+
+Invariant: the ids sent are the ids kept. A conversation is continued by appending the tokens of what is new; if the
+chat template rewrites what was said before (drops think blocks, trims text), a new trajectory begins and is counted.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from hermes_rl_mcp.envs.config import APIServerConfig
+from hermes_rl_mcp.envs.endpoint import RECONNECT_S, Endpoint, Prompt, SampleParams
+from hermes_rl_mcp.envs.familiar import ManagedServer, Reply, reply_of
+from hermes_rl_mcp.envs.tokenizer import Renderer
+from hermes_rl_mcp.envs.trajectory import Completion, Message, Trajectory
+from hermes_rl_mcp.errors import InvalidValueError
+
+log = logging.getLogger(__name__)
+
+Tools = list[dict[str, Any]] | None
+
+
+class SamplingClient:
+    """``env.server``. Calls go to the endpoint with the fewest requests in flight."""
+
+    def __init__(self, configs: Sequence[APIServerConfig], tokenizer: Callable[[], Any]) -> None:
+        self.configs = list(configs)
+        self.reconnect_s = RECONNECT_S
+        """How long a lost endpoint is tried again; set before the first call."""
+        self.calls = 0
+        """Sampling calls answered so far."""
+        self._tokenizer = tokenizer
+        self._renderer: Renderer | None = None
+        self._endpoints: list[Endpoint] = []
+
+    async def chat(
+        self, messages: Sequence[Message], *, tools: Tools = None, split: str = "train", **params: Any
+    ) -> list[Trajectory]:
+        """``n`` answers to one conversation. ``params`` are those of ``SampleParams``; ``split`` is train or eval."""
+        text = self.renderer.prompt(messages, tools)
+        prompt = Prompt(self.renderer.encode(text), text, list(messages), tools)
+        return await self.fresh(prompt, SampleParams(**params), split)
+
+    def session(
+        self, messages: Sequence[Message], *, tools: Tools = None, split: str = "train", **params: Any
+    ) -> Session:
+        """A conversation of several turns; ``params`` hold for every turn."""
+        return Session(self, messages, tools, SampleParams(**params), split)
+
+    async def chat_completion(
+        self, *, messages: Sequence[Message], tools: Tools = None, split: str = "train", **params: Any
+    ) -> Reply:
+        """Atropos' name: an OpenAI-like reply (``.choices[i].message.content``), ids not kept."""
+        return reply_of(await self.chat(messages, tools=tools, split=split, **_known(params)))
+
+    async def completion(self, *, prompt: str, split: str = "train", **params: Any) -> Reply:
+        """Atropos' name: continuations of raw text (``.choices[i].text``)."""
+        asked = Prompt(self.renderer.encode(prompt), prompt)
+        return reply_of(await self.fresh(asked, SampleParams(**_known(params)), split))
+
+    @asynccontextmanager
+    async def managed_server(self, tokenizer: Any = None) -> AsyncIterator[ManagedServer]:
+        """Atropos' name: a server that keeps what it sampled; see ``get_state()["nodes"]``.
+
+        ``tokenizer`` is accepted for the sake of existing code; the environment's own is used.
+        """
+        yield ManagedServer(self)
+
+    @property
+    def renderer(self) -> Renderer:
+        if self._renderer is None:
+            self._renderer = Renderer(self._tokenizer())
+        return self._renderer
+
+    async def fresh(self, prompt: Prompt, params: SampleParams, split: str) -> list[Trajectory]:
+        """New trajectories, one per completion."""
+        trajectories = []
+        for completion in await self._ask(prompt, params, split):
+            trajectory = Trajectory(copy.deepcopy(prompt.messages or []), temperature=params.temperature)
+            trajectory.add_context(prompt.text, prompt.ids)
+            self._add(trajectory, completion)
+            trajectories.append(trajectory)
+        return trajectories
+
+    async def extend(
+        self, trajectory: Trajectory, prompt_text: str, messages: list[Message] | None, params: SampleParams, split: str
+    ) -> bool:
+        """Sample on from ``prompt_text`` within ``trajectory``. False, and nothing done, if it does not extend it."""
+        suffix = prompt_text.removeprefix(trajectory.text)
+        if not suffix or not prompt_text.startswith(trajectory.text) or not trajectory.completions:
+            return False
+        suffix_ids = self.renderer.encode(suffix)
+        prompt = Prompt([*trajectory.tokens_T, *suffix_ids], prompt_text, messages)
+        [completion] = await self._ask(prompt, replace(params, n=1), split)
+        trajectory.add_context(suffix, suffix_ids)
+        trajectory.messages = copy.deepcopy(messages or [])
+        self._add(trajectory, completion)
+        return True
+
+    async def close(self) -> None:
+        for endpoint in self._endpoints:
+            await endpoint.close()
+
+    def _add(self, trajectory: Trajectory, completion: Completion) -> None:
+        text = self.renderer.decode(completion.token_ids, special=True)
+        if completion.logprobs is not None:
+            # The ids are the truth; a server's own text may have been cut at a stop string.
+            completion = replace(completion, text=self.renderer.decode(completion.token_ids, special=False))
+        trajectory.add_completion(completion, text)
+
+    async def _ask(self, prompt: Prompt, params: SampleParams, split: str) -> list[Completion]:
+        if not self._endpoints:
+            if not self.configs:
+                raise InvalidValueError("No sampling server is configured.", hint="Give the openai section one entry.")
+            self._endpoints = [Endpoint(config, self._encode_answer, self.reconnect_s) for config in self.configs]
+        endpoint = min(self._endpoints, key=lambda one: one.in_flight)
+        completions = await endpoint.sample(prompt, params, split=split)
+        self.calls += 1
+        return completions
+
+    def _encode_answer(self, text: str, ended: bool) -> list[int]:
+        end = self.renderer.tokenizer.eos_token_id
+        return self.renderer.encode(text) + ([end] if ended and end is not None else [])
+
+
+class Session:
+    """One conversation over several turns.
+
+    ``reply()`` samples the next assistant turn, ``add()`` says what the world answered. ``trajectories`` has one entry
+    as long as the chat template only appends; each further entry is a new sample that began where it did not.
+    """
+
+    def __init__(
+        self, client: SamplingClient, messages: Sequence[Message], tools: Tools, params: SampleParams, split: str
+    ) -> None:
+        self.messages: list[Message] = copy.deepcopy(list(messages))
+        self.trajectories: list[Trajectory] = []
+        self._client = client
+        self._tools = tools
+        self._params = replace(params, n=1)
+        self._split = split
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The one that holds the latest turn."""
+        return self.trajectories[-1]
+
+    def add(self, *messages: Message) -> None:
+        """What the user, a tool or the world says next."""
+        self.messages.extend(copy.deepcopy(list(messages)))
+
+    async def reply(self, **params: Any) -> Completion:
+        """The next assistant turn. ``params`` override those of the session for this turn."""
+        asked = replace(self._params, **params)
+        text = self._client.renderer.prompt(self.messages, self._tools)
+        if not (
+            self.trajectories and await self._client.extend(self.trajectory, text, self.messages, asked, self._split)
+        ):
+            if self.trajectories:
+                log.info("the chat template rewrote earlier turns: a new sample begins at turn %d", len(self.messages))
+            prompt = Prompt(self._client.renderer.encode(text), text, self.messages, self._tools)
+            self.trajectories += await self._client.fresh(prompt, asked, self._split)
+        self.messages.append({"role": "assistant", "content": self.trajectory.last.text})
+        return self.trajectory.last
+
+
+def _known(params: dict[str, Any]) -> dict[str, Any]:
+    """Without the stray keys that environments written for Atropos pass along."""
+    return {name: value for name, value in params.items() if name in SampleParams.__dataclass_fields__}
