@@ -1,0 +1,1 @@
+"""What the ten tools do, as typed async functions. Knows nothing of MCP."""

@@ -1,0 +1,192 @@
+"""Asks a child process what an environment can be told, because only the environment's own code knows.
+
+The answer is cached by the contents it was made from. An environment that cannot be imported is an
+EnvironmentFileError (or MissingExtraError) that quotes the last line of its traceback.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.abc
+from pydantic import JsonValue, ValidationError
+
+from hermes_rl_mcp import __version__, lifeline
+from hermes_rl_mcp.contracts.environments import EnvironmentInfo, EnvironmentSchema, ValidationReply
+from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, MissingExtraError
+from hermes_rl_mcp.paths import install_root
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 60.0
+"""An environment may import datasets or torch on a slow disk; one that loads data at import is broken."""
+_EXTRA_OF_MODULE = {
+    "torch": "train",
+    "transformers": "train",
+    "peft": "train",
+    "safetensors": "train",
+    "numpy": "train",
+    "jinja2": "train",
+    "math_verify": "train",
+    "datasets": "train",
+    "atroposlib": "atropos",
+    "wandb": "wandb",
+    "tinker": "tinker",
+}
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of one file. Raises EnvironmentFileError if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise EnvironmentFileError(
+            f"Environment file not found or not readable: {path} ({error.strerror}).",
+            hint="Call rl_list_environments and select again.",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Describer:
+    """Runs the environment's ``describe`` subcommand. ``environ`` is what the child may see."""
+
+    cache: Path
+    environ: Mapping[str, str]
+    timeout_s: float = TIMEOUT_S
+
+    async def describe(self, info: EnvironmentInfo) -> EnvironmentSchema:
+        """The environment's fields; from the cache while neither its file nor the SDK changed."""
+        path = self.cache / f"{await anyio.to_thread.run_sync(_fingerprint, info)}.json"
+        try:
+            return EnvironmentSchema.model_validate_json(path.read_bytes())
+        except OSError:
+            pass
+        except ValidationError:
+            log.info("the cached description %s is of another version; asking again", path.name)
+        schema = EnvironmentSchema.model_validate(await self._run(info, None))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_atomically(path, schema.model_dump_json(indent=1))
+        return schema
+
+    async def validate(self, info: EnvironmentInfo, values: Mapping[str, JsonValue]) -> ValidationReply:
+        """Each value judged and coerced by the environment's own config class."""
+        return ValidationReply.model_validate(await self._run(info, dict(values)))
+
+    async def _run(self, info: EnvironmentInfo, values: dict[str, JsonValue] | None) -> JsonValue:
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-describe-") as folder:
+            output = Path(folder) / "out.json"
+            command = [sys.executable, "-P", "-m", "hermes_rl_mcp.envs", f"{info.file_path}:{info.class_name}"]
+            command += ["describe", "--output", str(output)]
+            if values is not None:
+                (Path(folder) / "in.json").write_text(json.dumps(values), encoding="utf-8")
+                command += ["--values", str(Path(folder) / "in.json")]
+            errors = Path(folder) / "stderr"
+            code = await self._child(command, errors, info)
+            if code != 0 or not output.is_file():
+                raise _failure(info, code, errors.read_text(encoding="utf-8", errors="replace"))
+            answer: JsonValue = json.loads(output.read_text(encoding="utf-8"))
+            return answer
+
+    async def _child(self, command: list[str], errors: Path, info: EnvironmentInfo) -> int:
+        with errors.open("wb") as stderr, _lifeline() as reading:
+            environ = {**self.environ, "PYTHONPATH": str(install_root()), lifeline.VARIABLE: str(reading)}
+            process = await anyio.open_process(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                env=environ,
+                start_new_session=True,
+                pass_fds=(reading,),
+            )
+            try:
+                with anyio.fail_after(self.timeout_s):
+                    return await process.wait()
+            except TimeoutError:
+                raise EnvironmentFileError(
+                    f"Environment '{info.name}' ({info.file_path}) gave no description within {self.timeout_s:g} s.",
+                    hint="Move downloads and other slow work from module level and config_init into setup().",
+                ) from None
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await _end(process)
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """The read end of a pipe that closes when this process dies, however it dies."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+async def _end(process: anyio.abc.Process) -> None:
+    """Nothing of the child's session stays, also when the call was cancelled."""
+    if process.returncode is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            log.debug("process %d ended by itself", process.pid)
+        await process.wait()
+    await process.aclose()
+
+
+def _fingerprint(info: EnvironmentInfo) -> str:
+    """Over the file, its class, the SDK's sources, and the size and age of the Python files beside it."""
+    digest = hashlib.sha256()
+    file = Path(info.file_path)
+    for part in (__version__, sys.executable, info.file_path, info.class_name, file_sha256(file)):
+        digest.update(part.encode() + b"\0")
+    sdk = sorted((install_root() / "hermes_rl_mcp" / "envs").rglob("*.py"))
+    for other in [*sdk, *sorted(file.parent.glob("*.py"))]:
+        try:
+            stat = other.stat()
+        except OSError:
+            continue  # a dangling link, or gone since the listing
+        digest.update(f"{other}:{stat.st_size}:{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+_LOCATION = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_MISSING = re.compile(r"^(?:ModuleNotFoundError|ImportError): No module named '(?P<module>[\w.]+)'")
+
+
+def _failure(info: EnvironmentInfo, code: int, stderr: str) -> HermesRLError:
+    """The last line of the traceback, and where in the user's file it happened."""
+    lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
+    last = next((line.strip() for line in reversed(lines) if not line.startswith(" ")), "no message")
+    if missing := _MISSING.match(last):
+        module = missing["module"].split(".")[0]
+        if extra := _EXTRA_OF_MODULE.get(module):
+            return MissingExtraError(f"Environment '{info.name}' ({info.file_path}) imports '{module}' and", extra)
+    places = [(m["file"], m["line"]) for m in _LOCATION.finditer(stderr)]
+    own = [place for place in places if place[0] == info.file_path] or places
+    where = f"{own[-1][0]}:{own[-1][1]}" if own else info.file_path
+    return EnvironmentFileError(
+        f"Environment '{info.name}' cannot be loaded: {last[:500]} ({where}; exit code {code}).",
+        hint="Repair the environment file, then call rl_select_environment again.",
+        details={"file_path": info.file_path},
+    )
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(name, path)

@@ -1,0 +1,14 @@
+"""Environments of the short-lived children that operations start: an allow-list, like that of a run's processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.runs.specs import supervisor_environ
+
+
+def helper_environ(home: Home, environ: Mapping[str, str]) -> dict[str, str]:
+    """For a child that runs environment code: hub access, but no W&B key. One thread, which waits without spinning."""
+    chosen = {k: v for k, v in supervisor_environ(home, environ).items() if not k.startswith("WANDB_")}
+    return {**chosen, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,55 @@
+"""What every operation is given: the operator's settings, where things lie, and the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from hermes_rl_mcp.catalog.describe import Describer
+from hermes_rl_mcp.contracts.settings import Settings
+from hermes_rl_mcp.operations.children import helper_environ
+from hermes_rl_mcp.operations.settings import Operator
+from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.runs.session import SessionStore
+from hermes_rl_mcp.runs.store import RunStore
+
+Progress = Callable[[float, float | None, str], Awaitable[None]]
+"""(done, total, sentence), called now and then while an operation waits."""
+
+
+async def no_progress(done: float, total: float | None, message: str) -> None:
+    """For callers that do not show any."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Built once per server; holds no state of its own."""
+
+    operator: Operator
+    clock: Callable[[], float] = time.time
+    """Wall clock, seconds: what is stored on disk must mean the same in another process."""
+
+    @property
+    def settings(self) -> Settings:
+        return self.operator.settings
+
+    @property
+    def home(self) -> Home:
+        return self.operator.home
+
+    @property
+    def sessions(self) -> SessionStore:
+        return SessionStore(self.home)
+
+    @property
+    def runs(self) -> RunStore:
+        return RunStore(self.home)
+
+    @property
+    def describer(self) -> Describer:
+        return Describer(self.home.schema_cache, helper_environ(self.home, self.operator.environ))
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.clock(), UTC)

@@ -1,0 +1,195 @@
+"""The first four tools: what there is, which one is meant, what it can be told, and telling it.
+
+The selection and the edits live in the session file; an edit that is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from pydantic import JsonValue
+
+from hermes_rl_mcp.catalog.scan import find, scan
+from hermes_rl_mcp.contracts.config import ServerEntry, TrainerConfig
+from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ScanResult
+from hermes_rl_mcp.contracts.results import (
+    ConfigField,
+    CurrentConfig,
+    EditConfig,
+    ListEnvironments,
+    LockedConfigField,
+    SelectEnvironment,
+)
+from hermes_rl_mcp.errors import EnvironmentFileError, NotSelectedError
+from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.paths import bundled_environments
+from hermes_rl_mcp.redact import is_secret_name, redact
+from hermes_rl_mcp.runs.checks import check_value, problems
+from hermes_rl_mcp.runs.fields import coerce_library_value, invalid
+from hermes_rl_mcp.runs.resolve import Resolution, resolve
+from hermes_rl_mcp.runs.session import Session
+
+TIPS = [
+    "Use rl_select_environment(name) to choose one; the file's stem works as well.",
+    "Read the source through the resource rl://environments/{name}/source, or at file_path.",
+    "Try it with rl_test_inference before training, then change its settings with rl_edit_config.",
+]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The selected environment, and everything it would be told now."""
+
+    session: Session
+    info: EnvironmentInfo
+    resolution: Resolution
+
+
+async def catalog(context: Context) -> ScanResult:
+    """All environments, read from source text."""
+    folders = [Path(folder) for folder in context.settings.env_dirs]
+    return await anyio.to_thread.run_sync(scan, bundled_environments(), folders)
+
+
+async def list_environments(context: Context) -> ListEnvironments:
+    """rl_list_environments."""
+    found = await catalog(context)
+    return ListEnvironments(
+        environments=found.environments, count=len(found.environments), tips=TIPS, problems=found.problems
+    )
+
+
+async def select_environment(context: Context, name: str) -> SelectEnvironment:
+    """rl_select_environment. Loads the environment's fields first, so one that cannot be loaded is not selected."""
+    info = find((await catalog(context)).environments, name)
+    schema = await context.describer.describe(info)
+    wandb_name = f"{info.name}-{context.now():%Y%m%d-%H%M%S}"
+    session = context.sessions.select(
+        Session(environment=info.name, file_path=info.file_path, class_name=info.class_name, wandb_name=wandb_name)
+    )
+    return SelectEnvironment(
+        message=f"Selected environment '{info.name}' with {len(schema.fields)} fields of its own; edits start afresh.",
+        environment=info.name,
+        file_path=info.file_path,
+        revision=session.revision,
+    )
+
+
+async def selected(context: Context) -> Selected:
+    """Raises NotSelectedError, EnvironmentFileError or UnknownEnvironmentError."""
+    session = context.sessions.read()
+    if session.environment is None or session.file_path is None:
+        raise NotSelectedError()
+    found = (await catalog(context)).environments
+    info = _again(session, session.environment, session.file_path, found)
+    schema = await context.describer.describe(info)
+    return Selected(session, info, resolve(schema, context.settings.profile, session.edits))
+
+
+def _again(session: Session, name: str, file_path: str, found: Sequence[EnvironmentInfo]) -> EnvironmentInfo:
+    """The selected class as it is on disk now."""
+    for info in found:
+        if info.file_path == file_path and info.class_name == session.class_name:
+            return info
+    if not Path(file_path).is_file():
+        raise EnvironmentFileError(
+            f"Environment file not found for '{name}': {file_path}.",
+            hint="Call rl_list_environments and select again.",
+            details={"available": [info.name for info in found]},
+        )
+    return find(found, name)  # the class was renamed within its file, or this server searches other folders
+
+
+async def get_current_config(context: Context) -> CurrentConfig:
+    """rl_get_current_config."""
+    now = await selected(context)
+    configurable: list[ConfigField] = []
+    locked: list[LockedConfigField] = []
+    for field in now.resolution.fields.values():
+        value, default = _shown(field.name, field.value), _shown(field.name, field.default)
+        if field.name == "wandb_name" and field.managed:
+            value = now.session.wandb_name
+        if field.locked:
+            locked.append(
+                LockedConfigField(
+                    name=field.name,
+                    type=field.info.type,
+                    default=default,
+                    description=field.info.description,
+                    current_value=value,
+                    locked_value=value,
+                )
+            )
+        else:
+            configurable.append(
+                ConfigField(
+                    name=field.name,
+                    type=field.info.type,
+                    default=default,
+                    description=field.info.description,
+                    current_value=value,
+                    ceiling=field.ceiling,
+                )
+            )
+    return CurrentConfig(
+        environment=now.info.name,
+        configurable_fields=configurable,
+        locked_fields=locked,
+        tip=_tip(now.resolution),
+        profile=context.settings.profile.name,
+        revision=now.session.revision,
+    )
+
+
+async def edit_config(context: Context, field: str, value: JsonValue) -> EditConfig:
+    """rl_edit_config. The value is judged and coerced before anything is written."""
+    now = await selected(context)
+    target = now.resolution.editable(field)
+    coerced = value
+    if "env" in target.sections:
+        reply = await context.describer.validate(now.info, {field: value})
+        if not reply.ok:
+            raise invalid(field, value, reply.errors.get(field) or "; ".join(reply.errors.values()))
+        coerced = reply.values.get(field, value)
+    if "openai" in target.sections and field in ServerEntry.model_fields:
+        coerced = coerce_library_value(ServerEntry, field, coerced)
+    if "trainer" in target.sections:
+        coerced = coerce_library_value(TrainerConfig, field, coerced)
+    check_value(now.resolution, field, coerced)
+
+    def change(session: Session) -> Session:
+        return session.model_copy(update={"edits": {**session.edits, field: coerced}})
+
+    session = context.sessions.update(change, selection=now.session.selection)
+    after = resolve(now.resolution.schema, context.settings.profile, session.edits)
+    warnings = [str(problem) for problem in problems(after)]
+    message = f"Updated {field} = {_shown(field, coerced)!r}."
+    if warnings:
+        message += " A run cannot start yet: " + " ".join(warnings)
+    return EditConfig(
+        message=message,
+        field=field,
+        value=_shown(field, coerced),
+        config=redact(session.edits),
+        revision=session.revision,
+    )
+
+
+def _shown(name: str, value: JsonValue) -> JsonValue:
+    if is_secret_name(name) and isinstance(value, str) and value.startswith("set at start"):
+        return value
+    shown: JsonValue = redact({name: value})[name]
+    return shown
+
+
+def _tip(resolution: Resolution) -> str:
+    found = problems(resolution)
+    if found:
+        return "A run cannot start yet: " + " ".join(str(problem) for problem in found)
+    return (
+        "Change a field with rl_edit_config(field, value). Locked fields are the operator's. "
+        "Then rl_test_inference, then rl_start_training."
+    )

@@ -1,0 +1,82 @@
+"""The ten operations behind one object. Servers, the command line and ``hermes_rl_mcp.tools`` call these and no other.
+
+Each is a thin delegation; the object holds no state, everything lives on disk. Failures that a user is meant to see are
+HermesRLError.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pydantic import JsonValue
+
+from hermes_rl_mcp.contracts.results import (
+    CheckStatus,
+    CurrentConfig,
+    EditConfig,
+    GetResults,
+    ListEnvironments,
+    ListRuns,
+    SelectEnvironment,
+    StartTraining,
+    StopTraining,
+    TestInference,
+)
+from hermes_rl_mcp.operations import environments, inference, status, training
+from hermes_rl_mcp.operations.context import Context, Progress, no_progress
+from hermes_rl_mcp.operations.settings import Flags, Operator, load_settings
+
+
+class Operations:
+    """``Operations(load_settings(os.environ))``."""
+
+    def __init__(self, operator: Operator, *, clock: Callable[[], float] = time.time) -> None:
+        self.context = Context(operator, clock)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], flags: Flags = Flags()) -> Operations:
+        """With settings from flags, variables and ``$HERMES_HOME/.env``. Raises InvalidValueError."""
+        return cls(load_settings(environ, flags))
+
+    async def list_environments(self) -> ListEnvironments:
+        return await environments.list_environments(self.context)
+
+    async def select_environment(self, name: str) -> SelectEnvironment:
+        return await environments.select_environment(self.context, name)
+
+    async def get_current_config(self) -> CurrentConfig:
+        return await environments.get_current_config(self.context)
+
+    async def edit_config(self, field: str, value: JsonValue) -> EditConfig:
+        return await environments.edit_config(self.context, field, value)
+
+    async def start_training(self) -> StartTraining:
+        return await training.start_training(self.context)
+
+    async def check_status(
+        self, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress
+    ) -> CheckStatus:
+        return await status.check_status(self.context, run_id, wait_seconds, progress)
+
+    async def stop_training(self, run_id: str) -> StopTraining:
+        return await training.stop_training(self.context, run_id)
+
+    async def get_results(self, run_id: str, max_points: int = 10) -> GetResults:
+        return await training.get_results(self.context, run_id, max_points)
+
+    async def list_runs(self, limit: int = 50) -> ListRuns:
+        return await training.list_runs(self.context, limit)
+
+    async def test_inference(
+        self,
+        num_steps: int = 3,
+        group_size: int = 16,
+        models: Sequence[str] | None = None,
+        test_id: str | None = None,
+        wait_seconds: float = 45.0,
+        progress: Progress = no_progress,
+    ) -> TestInference:
+        return await inference.test_inference(
+            self.context, num_steps, group_size, models, test_id, wait_seconds, progress
+        )

@@ -1,0 +1,89 @@
+"""One run as its files tell it now. Reads only; a figure that a file does not hold is None, never a guess."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+from pydantic import JsonValue, ValidationError
+
+from hermes_rl_mcp.contracts.records import TrainerSummary
+from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord
+from hermes_rl_mcp.operations.context import Context
+
+
+class RunReader:
+    """A run's record, and what lies beside it."""
+
+    def __init__(self, context: Context, record: RunRecord) -> None:
+        self._context = context
+        self.record = record
+
+    @classmethod
+    async def open(cls, context: Context, run_id: str) -> RunReader:
+        """Raises UnknownRunError or UnreadableRunError. Off the event loop: a dead run may have to be closed first."""
+        return cls(context, await anyio.to_thread.run_sync(context.runs.get, run_id))
+
+    @property
+    def status(self) -> str:
+        return self.record.status.value
+
+    def metrics(self) -> list[dict[str, JsonValue]]:
+        """All steps, oldest first."""
+        lines: list[dict[str, JsonValue]] = []
+        offset = 0
+        while True:  # a long file comes in parts
+            part = self._context.runs.metrics(self.record.run_id, offset)
+            lines.extend(part.lines)
+            if part.offset == offset:
+                return lines
+            offset = part.offset
+
+    def step(self) -> int | None:
+        """Of the last line of metrics.jsonl."""
+        step = (self._context.runs.latest(self.record.run_id) or {}).get("step")
+        return step if isinstance(step, int) else None
+
+    def evaluation(self) -> float | None:
+        """The environment's last ``eval/percent_correct``."""
+        for line in reversed(self._context.runs.env_metrics(self.record.run_id).lines):
+            value = line.get("eval/percent_correct")
+            if isinstance(value, int | float):
+                return float(value)
+        return None
+
+    def report(self) -> ChildReport | None:
+        """The trainer's word on its own end."""
+        return self._context.runs.report(self.record.run_id, "trainer")
+
+    def trainer_summary(self) -> TrainerSummary | None:
+        """What a trainer that completed its work summed up."""
+        report = self.report()
+        try:
+            return TrainerSummary.model_validate(report.detail) if report and report.detail else None
+        except ValidationError:
+            return None  # of an older version; the metrics are there all the same
+
+    def adapter_path(self, checkpoints: Sequence[str]) -> str | None:
+        """The trainer's final adapter, else that of the newest complete checkpoint; only if it is there."""
+        summary = self.trainer_summary()
+        named = [summary.adapter_path] if summary else []
+        for path in [*named, *reversed(checkpoints)]:
+            folder = Path(path)
+            if (folder / "adapter_config.json").is_file() and (folder / "adapter_model.safetensors").is_file():
+                return str(folder)
+        return None
+
+    def wandb(self) -> tuple[str | None, str | None]:
+        """(address, problem) of the optional W&B run."""
+        summary = self.trainer_summary()
+        extra = summary.extra if summary else {}
+        url, problem = extra.get("wandb_url"), extra.get("wandb_error")
+        return (url if isinstance(url, str) else None), (problem if isinstance(problem, str) else None)
+
+    async def wait(self, timeout_s: float, *, for_steps: bool = True) -> None:
+        """Until the record changes (with ``for_steps`` also until the next step), at most ``timeout_s``."""
+        step = (self.step() or 0) if for_steps else sys.maxsize
+        self.record = await self._context.runs.wait_change(self.record.run_id, self.record.revision, step, timeout_s)

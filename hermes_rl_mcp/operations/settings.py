@@ -1,0 +1,158 @@
+"""Turns flags, variables and ``$HERMES_HOME/.env`` into Settings. The agent has no part in any of it.
+
+MCP clients pass almost no environment to a server, so keys and paths may lie in ``$HERMES_HOME/.env``; a variable
+that the process really has wins over that file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+
+from dotenv import dotenv_values
+from pydantic import JsonValue
+
+from hermes_rl_mcp.contracts.profiles import PROFILES, Profile
+from hermes_rl_mcp.contracts.settings import InferenceEndpoint, Settings
+from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.paths import Home
+
+log = logging.getLogger(__name__)
+
+INFERENCE_KEY = "HERMES_RL_INFERENCE_API_KEY"
+_LAUNCHER_FIELDS = {"rollout_server_url", "base_url", "api_key", "checkpoint_dir"}
+"""Nobody can unlock these: each run has its own addresses and its own folder."""
+_SESSION_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the command line gave; None and empty mean "not given", then the variable of the same meaning counts."""
+
+    profile: str | None = None
+    session: str | None = None
+    env_dirs: Sequence[str] = ()
+    lock: Sequence[str] = ()
+    unlock: Sequence[str] = ()
+    allow_models: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The settings, and the environment variables that children are chosen from."""
+
+    settings: Settings
+    environ: Mapping[str, str] = field(repr=False)  # holds keys
+
+    @property
+    def home(self) -> Home:
+        return Home(Path(self.settings.home), self.settings.session)
+
+
+def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operator:
+    """Raises InvalidValueError for a flag or variable that makes no sense."""
+    home = Home.from_environ(environ)
+    merged = {**_env_file(home.env_file), **environ}
+    session = flags.session or merged.get("HERMES_RL_SESSION") or "session"
+    if not _SESSION_NAME.match(session):
+        raise InvalidValueError(
+            f"--session {session!r} cannot be a file name.", hint="Use letters, digits, '.', '_' and '-'."
+        )
+    settings = Settings(
+        home=str(home.root),
+        session=session,
+        profile=_profile(merged, flags),
+        env_dirs=_folders(flags.env_dirs or merged.get("HERMES_RL_ENV_DIRS", "").split(os.pathsep)),
+        inference=_inference(merged),
+    )
+    return Operator(settings, merged)
+
+
+def _env_file(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValueError(f"{path} cannot be read: {error}.", hint="Repair it or move it away.") from error
+    if mode & 0o077:
+        log.warning("%s can be read by other users (mode %o); run: chmod 600 %s", path, mode, path)
+    return {name: value for name, value in dotenv_values(stream=StringIO(text), interpolate=False).items() if value}
+
+
+def _profile(environ: Mapping[str, str], flags: Flags) -> Profile:
+    name = flags.profile or environ.get("HERMES_RL_PROFILE") or "local"
+    if name not in PROFILES:
+        raise InvalidValueError(f"Unknown profile '{name}'.", hint=f"Choose one of: {', '.join(sorted(PROFILES))}.")
+    profile = PROFILES[name].model_copy(deep=True)
+    for pattern in flags.allow_models or _split(environ.get("HERMES_RL_ALLOW_MODELS", "")):
+        profile.allowed_models.append(pattern)
+    for unlocked in flags.unlock or _split(environ.get("HERMES_RL_UNLOCK", "")):
+        _unlock(profile, unlocked)
+    for pair in flags.lock or _pairs(environ.get("HERMES_RL_LOCK", "")):
+        locked, separator, text = pair.partition("=")
+        if not separator or not locked.strip():
+            raise InvalidValueError(f"--lock {pair!r} is not NAME=VALUE.")
+        if locked.strip() in profile.managed:
+            raise InvalidValueError(f"'{locked.strip()}' is set by the launcher and cannot be locked to a value.")
+        profile.locked[locked.strip()] = _value(text.strip())
+    return profile
+
+
+def _unlock(profile: Profile, name: str) -> None:
+    if name in _LAUNCHER_FIELDS:
+        raise InvalidValueError(f"'{name}' cannot be unlocked: the launcher sets it for each run.")
+    if name in profile.locked:
+        profile.defaults[name] = profile.locked.pop(name)
+    elif name in profile.managed:
+        del profile.managed[name]
+    else:
+        raise InvalidValueError(
+            f"--unlock {name}: profile '{profile.name}' does not lock this field.",
+            hint=f"Locked are: {', '.join(sorted(profile.locked_names()))}.",
+        )
+
+
+def _inference(environ: Mapping[str, str]) -> InferenceEndpoint | None:
+    base_url = environ.get("HERMES_RL_INFERENCE_BASE_URL", "").strip()
+    model = environ.get("HERMES_RL_INFERENCE_MODEL", "").strip()
+    if not base_url:
+        return None
+    if not base_url.startswith(("http://", "https://")):
+        raise InvalidValueError(f"HERMES_RL_INFERENCE_BASE_URL={base_url!r} is not an http address.")
+    if not model:
+        raise InvalidValueError(
+            "HERMES_RL_INFERENCE_BASE_URL is set but HERMES_RL_INFERENCE_MODEL is not.",
+            hint="Set it to the model's name at that endpoint.",
+        )
+    variable = INFERENCE_KEY if environ.get(INFERENCE_KEY) else "OPENAI_API_KEY"
+    return InferenceEndpoint(base_url=base_url.rstrip("/"), model_name=model, api_key_variable=variable)
+
+
+def _folders(names: Sequence[str]) -> list[str]:
+    return [str(Path(name).expanduser().absolute()) for name in names if name.strip()]
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _pairs(text: str) -> list[str]:
+    """``a=1,b=[1,2]``: a comma separates only before the next NAME=."""
+    return [part for part in re.split(r",(?=\s*[A-Za-z_]\w*=)", text) if part.strip()]
+
+
+def _value(text: str) -> JsonValue:
+    try:
+        parsed: JsonValue = json.loads(text)
+    except ValueError:
+        return text
+    return parsed

@@ -1,0 +1,174 @@
+"""rl_check_status: a snapshot, a limit on how often there is a fresh one, and waiting for news.
+
+The limit is kept on disk per run, so restarting the server does not lift it. It delays metrics, never a change of
+state, never a run that ended, and an unknown run id leaves no trace.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import anyio
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from hermes_rl_mcp.contracts.results import CheckStatus, StatusMetrics
+from hermes_rl_mcp.contracts.runs import RunRecord
+from hermes_rl_mcp.operations.context import Context, Progress, no_progress
+from hermes_rl_mcp.operations.reading import RunReader
+from hermes_rl_mcp.operations.training import logs
+from hermes_rl_mcp.runs.files import make_private_dir, write_atomic
+
+log = logging.getLogger(__name__)
+
+MAX_WAIT_S = 50.0
+"""Most MCP clients give up on a call after 60 s."""
+_PROGRESS_S = 3.0
+"""Between two progress notes: several clients measure their patience from the last one."""
+_PACE_STEPS = 10
+"""Steps over which the pace is taken."""
+
+
+class LastCheck(BaseModel):
+    """What the last fresh answer said, and when."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    at: float
+    """Wall clock, seconds."""
+    snapshot: CheckStatus
+
+
+async def check_status(
+    context: Context, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress
+) -> CheckStatus:
+    """With ``wait_seconds`` it returns as soon as state or step differ from the last answer, else when time is up."""
+    deadline = time.monotonic() + min(max(wait_seconds, 0.0), MAX_WAIT_S)
+    reader = await RunReader.open(context, run_id)
+    last = _last_check(context, run_id)
+    seen = (last.snapshot.status, last.snapshot.metrics.step) if last else (reader.status, reader.step())
+    while True:
+        limited_s = _limited_s(context, last, reader.record)
+        news = reader.status != seen[0] or (limited_s == 0 and reader.step() != seen[1])
+        left_s = deadline - time.monotonic()
+        if news or left_s <= 0 or reader.record.status.terminal:
+            break
+        await progress(*_position(reader))
+        await reader.wait(min(left_s, _PROGRESS_S, limited_s or _PROGRESS_S), for_steps=limited_s == 0)
+    if limited_s > 0 and last is not None and reader.status == seen[0]:
+        return _repeated(last.snapshot, limited_s)
+    answer = await anyio.to_thread.run_sync(snapshot, context, reader)
+    await anyio.to_thread.run_sync(_remember, context, answer)
+    return answer
+
+
+def snapshot(context: Context, reader: RunReader) -> CheckStatus:
+    """Everything that is known of the run now."""
+    record = reader.record
+    lines = reader.metrics()
+    last = lines[-1] if lines else {}
+    evaluated = _float(last.get("eval/percent_correct"))
+    url, problem = reader.wandb()
+    return CheckStatus(
+        run_id=record.run_id,
+        status=record.status.value,
+        environment=record.environment,
+        running_time_minutes=round(record.running_seconds / 60, 3),
+        processes=_processes(record),
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        logs=logs(context, record.run_id),
+        metrics=StatusMetrics(
+            step=_int(last.get("step")),
+            reward_mean=_float(last.get("reward/mean")),
+            percent_correct=_float(last.get("train/percent_correct")),
+            eval_percent_correct=reader.evaluation() if evaluated is None else evaluated,
+        ),
+        total_steps=record.total_steps,
+        detail=record.detail,
+        error=record.error,
+        hint=record.hint,
+        latest=last,
+        eta_seconds=None if record.status.terminal else _eta(lines, record.total_steps),
+        queue_position=record.queue_position,
+        wandb_url=url,
+        wandb_error=problem,
+    )
+
+
+def _limited_s(context: Context, last: LastCheck | None, record: RunRecord) -> float:
+    """Seconds until a fresh answer is due; 0 if it is now."""
+    if last is None or record.status.terminal:
+        return 0.0
+    age = context.clock() - last.at
+    if age < 0:  # the clock was set back
+        return 0.0
+    return max(0.0, context.settings.profile.status_interval_s - age)
+
+
+def _repeated(shown: CheckStatus, limited_s: float) -> CheckStatus:
+    wait = f"{limited_s / 60:.0f} minutes" if limited_s >= 120 else f"{max(limited_s, 0.1):.1f} seconds"
+    return shown.model_copy(
+        update={
+            "rate_limited": True,
+            "next_check_in_seconds": round(limited_s, 3),
+            "message": f"Rate limited. Next check available in {wait}; this repeats the last snapshot. "
+            "A change of state is shown at once. Training takes a while: do something else meanwhile.",
+        }
+    )
+
+
+def _last_check(context: Context, run_id: str) -> LastCheck | None:
+    path = context.home.checks / f"{run_id}.json"
+    try:
+        return LastCheck.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        log.warning("ignoring the last check of run %s: %s", run_id, error)
+        return None
+
+
+def _remember(context: Context, answer: CheckStatus) -> None:
+    try:
+        make_private_dir(context.home.checks)
+        path = context.home.checks / f"{answer.run_id}.json"
+        write_atomic(path, LastCheck(at=context.clock(), snapshot=answer).model_dump_json())
+    except OSError as error:  # a full disk must not hide a run's state
+        log.warning("cannot store the time of this check: %s", error)
+
+
+def _position(reader: RunReader) -> tuple[float, float | None, str]:
+    record, step = reader.record, reader.step() or 0
+    text = f"{record.status.value}: step {step} of {record.total_steps}"
+    return float(step), float(record.total_steps), f"{text}. {record.detail}" if record.detail else text
+
+
+def _processes(record: RunRecord) -> dict[str, str]:
+    shown: dict[str, str] = {}
+    for name, process in record.processes.items():
+        if process.exit_code is not None:
+            shown[name] = f"exited ({process.exit_code})"
+        elif process.identity is None:
+            shown[name] = "not started"
+        elif record.status.terminal:
+            shown[name] = "gone"
+        else:
+            shown[name] = "running" if process.ready else "starting"
+    return shown
+
+
+def _eta(lines: list[dict[str, JsonValue]], total_steps: int) -> float | None:
+    recent = [value for line in lines[-_PACE_STEPS:] if (value := _float(line.get("time/step_s"))) is not None]
+    if not recent:
+        return None
+    step = _int(lines[-1].get("step")) or len(lines)
+    return round(max(0, total_steps - step) * sorted(recent)[len(recent) // 2], 1)
+
+
+def _int(value: JsonValue) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _float(value: JsonValue) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,214 @@
+"""Starting, stopping, listing and summing up runs. The runs themselves are detached supervisors; see runs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+from pydantic import JsonValue
+
+from hermes_rl_mcp.catalog.describe import file_sha256
+from hermes_rl_mcp.contracts.results import (
+    GetResults,
+    HistoryRow,
+    ListRuns,
+    RunLogs,
+    RunSummary,
+    StartTraining,
+    StopTraining,
+)
+from hermes_rl_mcp.contracts.runs import UNREADABLE, RunRecord, RunRequest
+from hermes_rl_mcp.errors import InvalidValueError, PreflightError
+from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.environments import Selected, selected
+from hermes_rl_mcp.operations.reading import RunReader
+from hermes_rl_mcp.redact import redact
+from hermes_rl_mcp.runs import launch
+from hermes_rl_mcp.runs.checks import problems
+from hermes_rl_mcp.runs.device import detect_device
+from hermes_rl_mcp.runs.request import RunIdentity, build_request
+
+START_WAIT_S = 10.0
+"""rl_start_training answers when the supervisor has written its first record, which takes about a second."""
+_META_KEYS = ("step", "time")
+
+
+async def start_training(context: Context) -> StartTraining:
+    """rl_start_training. Everything that can be known to fail is found before anything is started."""
+    now = await selected(context)
+    await _check(context, now)
+    identity = RunIdentity(
+        run_id=launch.new_run_id(),
+        created_at=context.now().isoformat(timespec="milliseconds"),
+        env_sha256=file_sha256(Path(now.info.file_path)),
+        device=await anyio.to_thread.run_sync(detect_device, context.operator.environ),
+    )
+    request = build_request(now.resolution, now.info, context.home, identity)
+    record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S)
+    return _started(context, request, record)
+
+
+async def _check(context: Context, now: Selected) -> None:
+    found = problems(now.resolution)
+    if found:
+        first = found[0]
+        rest = [str(problem) for problem in found[1:]]
+        hint = " ".join([first.hint, *(f"Also: {text}" for text in rest)])
+        raise InvalidValueError(first.message, hint=hint, details=first.details)
+    values = now.resolution.section("env")
+    reply = await context.describer.validate(now.info, values)
+    if not reply.ok:
+        reasons = "; ".join(f"{name}: {text}" for name, text in reply.errors.items())
+        raise InvalidValueError(
+            f"The environment '{now.info.name}' refuses its configuration: {reasons}.",
+            hint="Change the field with rl_edit_config.",
+            details={"fields": sorted(reply.errors)},
+        )
+    _check_data_dir(values.get("data_dir"))
+
+
+def _check_data_dir(folder: JsonValue) -> None:
+    if isinstance(folder, str) and folder and not Path(folder).expanduser().is_dir():
+        raise PreflightError(
+            f"data_dir = '{folder}' is not an existing folder.",
+            hint="Set it with rl_edit_config to the folder that holds the data, as an absolute path.",
+            details={"field": "data_dir"},
+        )
+
+
+def _started(context: Context, request: RunRequest, record: RunRecord) -> StartTraining:
+    values: dict[str, JsonValue] = {
+        **request.server_values,
+        **request.trainer.model_dump(mode="json"),
+        **request.env,
+        "model_name": request.base_model,
+        "server_type": request.server_type,
+    }
+    return StartTraining(
+        run_id=request.run_id,
+        status=record.status.value,
+        environment=request.environment,
+        config=redact(values),
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        config_path=str(context.home.run(request.run_id).config),
+        logs=logs(context, request.run_id),
+        message=f"Run {request.run_id} was started in the background and goes on without this client. "
+        "Follow it with rl_check_status(run_id, wait_seconds=50).",
+        env_file=request.env_file,
+        env_sha256=request.env_sha256,
+    )
+
+
+async def stop_training(context: Context, run_id: str) -> StopTraining:
+    """rl_stop_training. Asks, and returns at once."""
+    reader = await RunReader.open(context, run_id)
+    before = reader.record
+    if before.status.terminal:
+        return StopTraining(
+            message=f"Run '{run_id}' is not running (status: {before.status.value}).",
+            run_id=run_id,
+            status=before.status.value,
+        )
+    after = await launch.stop(context.home, run_id, "rl_stop_training")
+    if after.status.terminal:
+        message = f"Run '{run_id}' ended as {after.status.value}."
+    else:
+        message = (
+            f"Stopping run '{run_id}': environment, trainer, then rollout API. "
+            "The trainer writes a checkpoint first. Follow it with rl_check_status."
+        )
+    return StopTraining(message=message, run_id=run_id, status=after.status.value)
+
+
+async def get_results(context: Context, run_id: str, max_points: int = 10) -> GetResults:
+    """rl_get_results. Works at any time; a run that goes on shows what it has so far."""
+    reader = await RunReader.open(context, run_id)
+    record = reader.record
+    lines = await anyio.to_thread.run_sync(reader.metrics)
+    summary = reader.trainer_summary()
+    rewards = [line.get("reward/mean") for line in lines]
+    checkpoints = [str(checkpoint.path) for checkpoint in context.runs.checkpoints(run_id)]
+    url, problem = reader.wandb()
+    return GetResults(
+        run_id=run_id,
+        status=record.status.value,
+        environment=record.environment,
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        final_metrics=lines[-1] if lines else {},
+        history=[_row(lines[i]) for i in spread(len(lines), max_points)],
+        steps=len(lines),
+        total_steps=record.total_steps,
+        base_model=record.base_model,
+        adapter_path=reader.adapter_path(checkpoints),
+        checkpoints=checkpoints,
+        reward_first5=mean(rewards[:5]),
+        reward_last5=mean(rewards[-5:]),
+        preview=summary.preview if summary else None,
+        error=record.error,
+        hint=record.hint,
+        wandb_url=url,
+        wandb_error=problem,
+    )
+
+
+async def list_runs(context: Context, limit: int = 50) -> ListRuns:
+    """rl_list_runs: newest first, unreadable ones included."""
+    found = await anyio.to_thread.run_sync(context.runs.list)
+    rows: list[RunSummary] = []
+    for entry in found[:limit]:
+        if isinstance(entry, RunRecord):
+            rows.append(await anyio.to_thread.run_sync(_summary, context, entry))
+        else:
+            rows.append(
+                RunSummary(run_id=entry.run_id, environment="", status=UNREADABLE, wandb_run_name="", note=entry.reason)
+            )
+    return ListRuns(runs=rows, count=len(found))
+
+
+def _summary(context: Context, record: RunRecord) -> RunSummary:
+    lines = RunReader(context, record).metrics()
+    last = lines[-1] if lines else {}
+    reward = last.get("reward/mean")
+    step = last.get("step")
+    return RunSummary(
+        run_id=record.run_id,
+        environment=record.environment,
+        status=record.status.value,
+        wandb_run_name=record.wandb_run_name,
+        base_model=record.base_model,
+        step=step if isinstance(step, int) else 0,
+        total_steps=record.total_steps,
+        reward_mean=float(reward) if isinstance(reward, int | float) else None,
+        created_at=record.created_at,
+        note=record.error or (record.detail or None),
+    )
+
+
+def logs(context: Context, run_id: str) -> RunLogs:
+    """Where the three processes write."""
+    paths = {name: str(context.home.log(name, run_id)) for name in ("api", "trainer", "env")}
+    return RunLogs.model_validate(paths)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most ``most`` evenly spaced indices below ``count``, the first and the last included."""
+    if count <= most:
+        return list(range(count))
+    if most == 1:
+        return [count - 1]
+    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+def mean(values: list[JsonValue]) -> float | None:
+    """Of the numbers among them; None if there is none."""
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _row(line: dict[str, JsonValue]) -> HistoryRow:
+    step = line.get("step")
+    return HistoryRow(
+        step=step if isinstance(step, int) else 0, values={k: v for k, v in line.items() if k not in _META_KEYS}
+    )

@@ -1,0 +1,106 @@
+"""Does a run with these values make sense? Ceilings, the allow-list of models, and values that must fit each other."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from pydantic import JsonValue
+
+from hermes_rl_mcp.contracts.profiles import Profile
+from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.runs.fields import as_int, is_int
+from hermes_rl_mcp.runs.resolve import Resolution
+
+
+def check_value(resolution: Resolution, name: str, value: JsonValue) -> None:
+    """Ceiling and allow-list for one coerced value. Raises InvalidValueError."""
+    field = resolution.editable(name)
+    if field.ceiling is not None and isinstance(value, int | float) and value > field.ceiling:
+        raise InvalidValueError(
+            f"{name} = {value} is above the operator's ceiling of {field.ceiling:g}.",
+            hint=f"Choose at most {field.ceiling:g}.",
+            details={"field": name, "ceiling": field.ceiling},
+        )
+    if name == "model_name":
+        check_model(resolution.profile, value)
+    if name == "group_size" and is_int(value) and as_int(value) < 2:
+        raise InvalidValueError(
+            f"group_size = {value} gives no signal: GRPO compares the answers of a group with each other.",
+            hint="Choose at least 2, usually 4 to 16.",
+            details={"field": name},
+        )
+    if name in ("total_steps", "batch_size") and is_int(value) and as_int(value) < 1:
+        if name == "batch_size" and value == -1:
+            return
+        raise InvalidValueError(f"{name} = {value} is too small.", hint="Choose at least 1.", details={"field": name})
+
+
+def check_model(profile: Profile, model: JsonValue) -> None:
+    """Raises InvalidValueError if the operator's allow-list has no pattern for this model."""
+    if not isinstance(model, str) or not any(fnmatch.fnmatchcase(model, pattern) for pattern in profile.allowed_models):
+        raise InvalidValueError(
+            f"Model '{model}' is not on the operator's allow-list.",
+            hint="Choose one that matches allowed_models; the person who starts the server can add more "
+            "(HERMES_RL_ALLOW_MODELS).",
+            details={"field": "model_name", "allowed_models": list(profile.allowed_models)},
+        )
+
+
+def problems(resolution: Resolution) -> list[InvalidValueError]:
+    """Why a run with these values could not start; empty if it could."""
+    found: list[InvalidValueError] = []
+    for name, field in resolution.fields.items():
+        if not field.locked:
+            try:
+                check_value(resolution, name, field.value)
+            except InvalidValueError as error:
+                found.append(error)
+    if resolution.fields["model_name"].locked:
+        try:
+            check_model(resolution.profile, resolution.model_name)
+        except InvalidValueError as error:
+            found.append(error)
+    found.extend(_shape_problems(resolution))
+    return found
+
+
+def _shape_problems(resolution: Resolution) -> list[InvalidValueError]:
+    found: list[InvalidValueError] = []
+    numbers: dict[str, int] = {}
+    for name in ("group_size", "batch_size", "total_steps", "max_token_length"):
+        value = resolution.fields[name].value if name in resolution.fields else None
+        if not is_int(value):
+            found.append(InvalidValueError(f"{name} must be a whole number, not {value!r}.", details={"field": name}))
+        else:
+            numbers[name] = as_int(value)
+    group, batch = numbers.get("group_size", 0), numbers.get("batch_size", 0)
+    if group >= 2 and batch >= 1:
+        if batch < group:
+            found.append(
+                InvalidValueError(
+                    f"batch_size = {batch} is smaller than group_size = {group}: no group fits into a batch.",
+                    hint=f"Set batch_size to {group} or a multiple of it; it counts sequences, not groups.",
+                    details={"field": "batch_size", "valid_values": [group, 2 * group]},
+                )
+            )
+        elif batch % group:
+            below, above = batch - batch % group, batch - batch % group + group
+            found.append(
+                InvalidValueError(
+                    f"batch_size = {batch} is not divisible by group_size = {group}.",
+                    hint=f"Set batch_size to {below} or {above} (it counts sequences), or change group_size.",
+                    details={"field": "batch_size", "valid_values": [below, above]},
+                )
+            )
+    longest = resolution.fields["max_token_trainer_length"].value
+    tokens = numbers.get("max_token_length", 0)
+    if is_int(longest) and tokens > as_int(longest):
+        found.append(
+            InvalidValueError(
+                f"max_token_length = {tokens} is above max_token_trainer_length = {longest}: the trainer would cut "
+                "every full-length answer.",
+                hint="Lower max_token_length or raise max_token_trainer_length.",
+                details={"field": "max_token_length"},
+            )
+        )
+    return found

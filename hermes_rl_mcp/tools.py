@@ -1,0 +1,98 @@
+"""The ten tools as Python functions: same names and arguments as over MCP; each returns JSON text.
+
+::
+
+    from hermes_rl_mcp.tools import rl_list_environments
+    print(await rl_list_environments())
+
+Settings come from the process's environment variables and ``$HERMES_HOME/.env`` at each call. A failure is the text of
+``{"error": ...}``, never an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+from pydantic import BaseModel, JsonValue
+
+from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.operations.operations import Operations
+
+__all__ = [
+    "rl_check_status",
+    "rl_edit_config",
+    "rl_get_current_config",
+    "rl_get_results",
+    "rl_list_environments",
+    "rl_list_runs",
+    "rl_select_environment",
+    "rl_start_training",
+    "rl_stop_training",
+    "rl_test_inference",
+]
+
+
+async def rl_list_environments() -> str:
+    """Which environments there are."""
+    return await _text(lambda ops: ops.list_environments())
+
+
+async def rl_select_environment(name: str) -> str:
+    """Choose an environment by name or file stem; earlier edits are dropped."""
+    return await _text(lambda ops: ops.select_environment(name))
+
+
+async def rl_get_current_config() -> str:
+    """The selected environment's fields, with current and locked values."""
+    return await _text(lambda ops: ops.get_current_config())
+
+
+async def rl_edit_config(field: str, value: JsonValue) -> str:
+    """Set one field; the value is validated."""
+    return await _text(lambda ops: ops.edit_config(field, value))
+
+
+async def rl_start_training() -> str:
+    """Start a run in the background."""
+    return await _text(lambda ops: ops.start_training())
+
+
+async def rl_check_status(run_id: str, wait_seconds: float = 0.0) -> str:
+    """A run's state and latest metrics; waits up to 50 s for news if asked to."""
+    return await _text(lambda ops: ops.check_status(run_id, wait_seconds))
+
+
+async def rl_stop_training(run_id: str) -> str:
+    """Ask a run to stop."""
+    return await _text(lambda ops: ops.stop_training(run_id))
+
+
+async def rl_get_results(run_id: str, max_points: int = 10) -> str:
+    """A run's metrics, checkpoints and adapter."""
+    return await _text(lambda ops: ops.get_results(run_id, max_points))
+
+
+async def rl_list_runs(limit: int = 50) -> str:
+    """All runs, newest first."""
+    return await _text(lambda ops: ops.list_runs(limit))
+
+
+async def rl_test_inference(
+    num_steps: int = 3,
+    group_size: int = 16,
+    models: Sequence[str] | None = None,
+    test_id: str | None = None,
+    wait_seconds: float = 45.0,
+) -> str:
+    """Try the selected environment on real models; with ``test_id``, report on a test that was started."""
+    return await _text(lambda ops: ops.test_inference(num_steps, group_size, models, test_id, wait_seconds))
+
+
+async def _text(call: Callable[[Operations], Awaitable[BaseModel]]) -> str:
+    try:
+        result = await call(Operations.from_environ(os.environ))
+    except HermesRLError as error:
+        return json.dumps(error.payload, indent=2, ensure_ascii=False, default=str)
+    return json.dumps(result.model_dump(mode="json"), indent=2, ensure_ascii=False)
