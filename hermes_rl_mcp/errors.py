@@ -13,6 +13,7 @@
     |  +- RevisionConflictError           somebody else changed the session in between
     +- MissingExtraError                  an optional dependency is not installed; says the command
     +- PreflightError                     the run could not start: disk, data folder, model, port
+    +- UnreadableRunError               the record of a run is damaged or from a later version
     +- EnvironmentFileError               an environment file cannot be loaded; quotes its error
     +- EndpointError                      an HTTP peer of the run answered wrongly or not at all
 
@@ -130,6 +131,17 @@ class MissingExtraError(HermesRLError):
 
 class PreflightError(HermesRLError):
     """A check before the start of a run failed; nothing was started."""
+
+
+class UnreadableRunError(HermesRLError):
+    """The run is there, but its record cannot be read. Nothing was changed."""
+
+    def __init__(self, run_id: str, reason: str, path: str) -> None:
+        super().__init__(
+            f"Run '{run_id}' cannot be read: {reason}.",
+            hint=f"Its files are untouched in {path}.",
+            details={"run_id": run_id, "status": "unreadable"},
+        )
 
 
 class EnvironmentFileError(HermesRLError):

@@ -52,7 +52,8 @@ class Identity(BaseModel):
 
     pid: int
     started_at: float
-    """Kernel start time of the process, seconds since the epoch as psutil gives it."""
+    """Kernel start time of the process in seconds: since boot on Linux (setting the clock does not move it), else since
+    the epoch. Only ever compared for equality."""
     boot_id: str
 
 

@@ -1,0 +1,60 @@
+"""What this machine has to train with, found out without loading torch and without waiting on a hung driver."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+_NVIDIA_SMI_TIMEOUT_S = 5.0
+"""It answers in well under a second; with a GPU that fell off the bus it hangs."""
+
+
+def detect_device(environ: Mapping[str, str] | None = None) -> Literal["cpu", "cuda"]:
+    """``cuda`` if there is an NVIDIA GPU that processes may use and the installed torch was built for it."""
+    environ = os.environ if environ is None else environ
+    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or _torch_is_cpu_only():
+        return "cpu"
+    return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) or _smi_lists_gpu() else "cpu"
+
+
+def cpu_count() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory_bytes() -> int:
+    """Host memory that can be had without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Free space for this user on the file system that holds, or will hold, ``path``."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _torch_is_cpu_only() -> bool:
+    try:
+        return metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _smi_lists_gpu() -> bool:
+    """WSL has no /dev/nvidia0, but the tool."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    try:
+        done = subprocess.run([program, "-L"], capture_output=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and b"GPU" in done.stdout

@@ -1,0 +1,172 @@
+"""Starts and stops runs from the server's side. A run that was started no longer needs whoever started it.
+
+The launcher makes the run directory whole, locks it, and hands the lock to the supervisor by descriptor, so there is no
+moment at which a run exists without either a holder of its lock or a reader's right to close it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+import anyio
+from anyio import to_thread
+from pydantic import ValidationError
+
+from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, StopRequest
+from hermes_rl_mcp.errors import PreflightError
+from hermes_rl_mcp.paths import Home, RunPaths
+from hermes_rl_mcp.redact import redact_text
+from hermes_rl_mcp.runs import locks
+from hermes_rl_mcp.runs.files import create_once, make_private_dir, now, read_tail, write_atomic
+from hermes_rl_mcp.runs.preflight import preflight
+from hermes_rl_mcp.runs.process import signal_process
+from hermes_rl_mcp.runs.reconcile import fail, waits_for_relaunch
+from hermes_rl_mcp.runs.runconfig import first_record
+from hermes_rl_mcp.runs.specs import supervisor_environ
+from hermes_rl_mcp.runs.state import RunState, read_record
+from hermes_rl_mcp.runs.store import RunStore
+
+__all__ = ["new_run_id", "preflight", "relaunch_queued", "start", "stop"]
+
+_POLL_S = 0.05
+_START_LOCK_TIMEOUT_S = 10.0
+"""Held while a directory is made and a process spawned, which takes milliseconds."""
+_STOP_ANSWER_S = 1.0
+"""A live supervisor acknowledges a stop within a tick; if it does not, the answer need not wait for it."""
+_TAIL_BYTES = 4096
+
+
+def new_run_id() -> str:
+    """8 hex characters."""
+    return secrets.token_hex(4)
+
+
+async def start(home: Home, request: RunRequest, environ: Mapping[str, str], *, wait_s: float = 10.0) -> RunRecord:
+    """Starts a detached supervisor for ``request`` and returns once it has taken over, or after ``wait_s``.
+
+    The same idempotency key gives the same run. Raises what ``preflight`` raises, and PreflightError with the end of
+    its log if the supervisor died at once; the run is then on record as failed.
+    """
+    preflight(home, request)
+    with locks.holding(home.runs / ".start.lock", timeout_s=_START_LOCK_TIMEOUT_S):
+        if known := _same_key(home, request.idempotency_key):
+            return RunStore(home).get(known)
+        paths = _create(home, request)
+        lock = locks.take(paths.supervisor_lock)
+        if lock is None:
+            raise PreflightError(f"{paths.supervisor_lock} is locked although the run is new.")
+        supervisor = _spawn(home, paths, lock, environ)
+    return await _taken_over(home, paths, supervisor, wait_s)
+
+
+async def stop(home: Home, run_id: str, reason: str) -> RunRecord:
+    """Asks for a stop and returns at once; the stop goes on. Nothing happens to a run that has ended.
+
+    The request is on disk before anybody is woken, so it holds even if the supervisor is just starting a process.
+    """
+    store = RunStore(home)
+    record = await to_thread.run_sync(store.get, run_id)
+    if record.status.terminal:
+        return record
+    paths = home.run(run_id)
+    create_once(paths.stop_request, StopRequest(reason=reason, requested_at=now()).model_dump_json())
+    if record.supervisor is not None:
+        signal_process(record.supervisor, signal.SIGTERM)
+    return await store.wait_change(run_id, record.revision, sys.maxsize, _STOP_ANSWER_S)
+
+
+async def relaunch_queued(home: Home, environ: Mapping[str, str], *, wait_s: float = 10.0) -> list[str]:
+    """Gives queued runs that a reboot left without supervisor a new one. Returns their ids, oldest first."""
+    relaunched = []
+    for record in reversed(RunStore(home).active()):
+        paths = home.run(record.run_id)
+        if not waits_for_relaunch(record) or (lock := locks.take(paths.supervisor_lock)) is None:
+            continue
+        await _taken_over(home, paths, _spawn(home, paths, lock, environ), wait_s, known=record)
+        relaunched.append(record.run_id)
+    return relaunched
+
+
+def _same_key(home: Home, key: str | None) -> str | None:
+    """Run that was started with this idempotency key."""
+    if key is None:
+        return None
+    for path in home.runs.glob("*/request.json"):
+        try:
+            request = RunRequest.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue
+        if request.idempotency_key == key:
+            return request.run_id
+    return None
+
+
+def _create(home: Home, request: RunRequest) -> RunPaths:
+    """Makes the run directory with its request and first record, whole or not at all."""
+    paths = home.run(request.run_id)
+    if paths.dir.exists():
+        raise PreflightError(f"Run {request.run_id} exists already.", hint="Start again: a new id will be drawn.")
+    draft = RunPaths(home.runs / f".new-{request.run_id}" / request.run_id)
+    try:
+        make_private_dir(draft.dir)
+        write_atomic(draft.request, request.model_dump_json(indent=1))
+        RunState.create(draft, first_record(home, request), "created")
+        draft.dir.rename(paths.dir)
+    finally:
+        shutil.rmtree(draft.dir.parent, ignore_errors=True)
+    return paths
+
+
+def _spawn(home: Home, paths: RunPaths, lock: locks.HeldLock, environ: Mapping[str, str]) -> threading.Thread:
+    """Starts the supervisor in a session of its own. The returned thread ends when it does, and leaves no zombie."""
+    log = home.log("supervisor", paths.run_id)
+    try:
+        with open(log, "ab", opener=_private) as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hermes_rl_mcp.runs", str(paths.dir), "--lock-fd", str(lock.fd)],
+                env=supervisor_environ(home, environ),
+                cwd=paths.dir,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock.fd,),
+            )
+    finally:
+        lock.release()  # the supervisor has its own descriptor of the same lock
+    reaper = threading.Thread(target=process.wait, name=f"reap-{paths.run_id}", daemon=True)
+    reaper.start()
+    return reaper
+
+
+async def _taken_over(
+    home: Home, paths: RunPaths, supervisor: threading.Thread, wait_s: float, known: RunRecord | None = None
+) -> RunRecord:
+    deadline = time.monotonic() + wait_s
+    known_supervisor = known.supervisor if known else None
+    while True:
+        ended = not supervisor.is_alive()  # looked at before the record, so that a last write is seen
+        record = read_record(paths)
+        if record.supervisor != known_supervisor or time.monotonic() >= deadline:
+            return record
+        if ended:
+            break
+        await anyio.sleep(_POLL_S)
+    log = home.log("supervisor", paths.run_id)
+    tail = redact_text(read_tail(log, _TAIL_BYTES))
+    error = f"The supervisor of run {paths.run_id} died at once. Its log ends:\n{tail}"
+    hint = f"See {log}."
+    fail(paths, "supervisor died at once", error, hint)
+    raise PreflightError(error, hint=hint, details={"run_id": paths.run_id})
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

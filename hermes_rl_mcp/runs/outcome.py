@@ -1,0 +1,128 @@
+"""How a run ended, judged from exit codes and the children's own reports. Reads files, changes nothing.
+
+``completed`` needs the trainer's completion record and its exit 0 (or one that we forced after that record); every
+other end of a process is a failure that names the first process to die and says why.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hermes_rl_mcp.contracts.config import RunConfig
+from hermes_rl_mcp.contracts.rollout_api import StatusReply
+from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunStatus
+from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.redact import redact_text
+from hermes_rl_mcp.runs.files import read_tail
+
+TITLES: dict[ProcessName, str] = {"api": "rollout API", "trainer": "trainer", "env": "environment"}
+_TAIL_BYTES = 16_384
+_LINE_CHARS = 400
+_VMSTAT = Path("/proc/vmstat")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a run. ``error`` is None for an end that was wanted."""
+
+    status: RunStatus
+    reason: str
+    error: str | None = None
+    hint: str | None = None
+
+
+def read_report(paths: RunPaths, process: ProcessName) -> ChildReport | None:
+    """What a child said of its own end; None if it said nothing that can be read."""
+    try:
+        return ChildReport.model_validate_json(paths.report(process).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log, cut and with secrets masked, for an error message."""
+    lines = [line.strip() for line in read_tail(log, _TAIL_BYTES).splitlines() if line.strip()]
+    return redact_text(lines[-1])[:_LINE_CHARS] if lines else ""
+
+
+def last_metric(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a metrics file."""
+    for line in reversed(read_tail(path, _TAIL_BYTES).splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue  # torn
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def steps_done(paths: RunPaths) -> int:
+    """Steps in the metrics file so far."""
+    step = (last_metric(paths.metrics) or {}).get("step", 0)
+    return step if isinstance(step, int) else 0
+
+
+def covers_rest(status: StatusReply | None, config: RunConfig) -> bool:
+    """Whether the rollout API already holds all that the trainer still needs, so that the environment may go."""
+    if status is None:
+        return False
+    missing_sequences = (config.total_steps - status.current_step) * config.batch_size
+    return status.queue_size * config.group_size >= missing_sequences
+
+
+def ended_early(paths: RunPaths, config: RunConfig) -> Verdict:
+    """The environment went, with exit 0, while the trainer still needs batches."""
+    error = f"The environment ended at step {steps_done(paths)} of {config.total_steps}."
+    return Verdict(
+        RunStatus.FAILED,
+        "environment ended early",
+        error,
+        "It must go on until it is told to stop; see the end of its log.",
+    )
+
+
+def failure(paths: RunPaths, process: ProcessName, exit_code: int, log: Path, *, oom_kills: int) -> Verdict:
+    """A process ended that should not have. ``oom_kills`` were counted by the kernel since the run began."""
+    title = TITLES[process]
+    report = read_report(paths, process)
+    if report is not None and report.status == "failed" and report.error:
+        return Verdict(RunStatus.FAILED, f"{title} failed", report.error, report.hint)
+    line = last_line(log)
+    said = f" Its last log line: {line}" if line else " Its log is empty."
+    hint = f"See its log: {log}"
+    if process == "trainer" and exit_code == 0:
+        return Verdict(
+            RunStatus.FAILED, "trainer exited without completing", f"The trainer exited without completing.{said}", hint
+        )
+    if exit_code == -signal.SIGKILL:
+        seen = f"; the kernel counted {oom_kills} out-of-memory kills meanwhile" if oom_kills > 0 else ""
+        hint = f"Killed from outside{seen}. Host memory? Try a smaller model, batch_size or max_token_length."
+    return Verdict(RunStatus.FAILED, f"{title} died", f"The {title} {exit_words(exit_code)}.{said}", hint)
+
+
+def exit_words(exit_code: int) -> str:
+    """``exited with code 3`` or ``was killed by signal 9 (SIGKILL)``."""
+    if exit_code >= 0:
+        return f"exited with code {exit_code}"
+    try:
+        return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
+def count_oom_kills() -> int:
+    """The kernel's counter since boot; 0 where there is none."""
+    try:
+        for line in _VMSTAT.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0

@@ -1,0 +1,107 @@
+"""What a reader does about a run whose supervisor is gone: end what it left behind and close its record.
+
+The proof is the supervisor's lock: free, although the record is not terminal. Only the holder of that lock acts, and it
+signals only processes whose identity it can verify. Nothing is ever guessed to be completed.
+"""
+
+from __future__ import annotations
+
+import yaml
+from pydantic import ValidationError
+
+from hermes_rl_mcp.contracts.config import RunConfig
+from hermes_rl_mcp.contracts.runs import Identity, RunRecord, RunStatus, StopRequest
+from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.runs import locks, outcome
+from hermes_rl_mcp.runs.process import boot_id, end_all, marked
+from hermes_rl_mcp.runs.specs import marker
+from hermes_rl_mcp.runs.state import RunState, read_record
+
+TERM_S = 4.0
+"""The children got the news by their lifeline when the supervisor died, so most of this has passed already."""
+KILL_S = 2.0
+
+
+def waits_for_relaunch(record: RunRecord) -> bool:
+    """A queued run that a reboot left without supervisor: nothing of it was lost, so it may still have its turn."""
+    rebooted = record.supervisor is not None and record.supervisor.boot_id != boot_id()
+    return record.status is RunStatus.QUEUED and rebooted
+
+
+def reconcile(paths: RunPaths, record: RunRecord) -> RunRecord:
+    """``record``, or the one that closes it. Takes up to ``TERM_S + KILL_S`` if stubborn processes were left."""
+    if record.status.terminal or locks.is_held(paths.supervisor_lock):
+        return record
+    lock = locks.take(paths.supervisor_lock)
+    if lock is None:
+        return record
+    try:
+        state = RunState.load(paths)
+        if not state.record.status.terminal:
+            _close(paths, state)
+        return state.record
+    finally:
+        lock.release()
+
+
+def fail(paths: RunPaths, reason: str, error: str, hint: str) -> RunRecord:
+    """Closes the record of a run whose supervisor died before it did anything."""
+    lock = locks.take(paths.supervisor_lock)
+    if lock is None:
+        return read_record(paths)
+    try:
+        state = RunState.load(paths)
+        if not state.record.status.terminal:
+            state.move(RunStatus.FAILED, reason, error=error, hint=hint)
+        return state.record
+    finally:
+        lock.release()
+
+
+def _close(paths: RunPaths, state: RunState) -> None:
+    record = state.record
+    stop = _stop_reason(paths)
+    if record.status is RunStatus.QUEUED and stop is not None:
+        state.move(RunStatus.STOPPING, f"stop asked for: {stop}", stop_reason=stop)
+        state.move(RunStatus.STOPPED, "it had not started")
+        return
+    if waits_for_relaunch(record):
+        return
+    if record.supervisor is not None and record.supervisor.boot_id != boot_id():
+        leftovers: list[Identity] = []
+        reason = "the machine was restarted while the run was going"
+    else:
+        leftovers = _end_leftovers(paths, record)
+        reason = "the run's supervisor is gone without a record of how the run ended"
+    report = outcome.read_report(paths, "trainer")
+    said = " The trainer had left its completion record." if report and report.status == "completed" else ""
+    state.move(
+        RunStatus.INTERRUPTED,
+        reason,
+        error=f"Interrupted: {reason}.{said}",
+        hint="Its complete checkpoints can be used; start a new run to go on.",
+        leftover_pids=[one.pid for one in leftovers],
+    )
+
+
+def _end_leftovers(paths: RunPaths, record: RunRecord) -> list[Identity]:
+    """Recorded children, and whatever carries the run's marker. Returns those that would not go."""
+    recorded = [process.identity for process in record.processes.values() if process.identity is not None]
+    config = _config(paths)
+    found = marked(marker(config)) if config is not None else []
+    known = {one.pid for one in recorded}
+    return end_all([*recorded, *(one for one in found if one.pid not in known)], term_s=TERM_S, kill_s=KILL_S)
+
+
+def _config(paths: RunPaths) -> RunConfig | None:
+    try:
+        return RunConfig.model_validate(yaml.safe_load(paths.config.read_bytes()))
+    except (OSError, yaml.YAMLError, ValidationError):
+        return None
+
+
+def _stop_reason(paths: RunPaths) -> str | None:
+    try:
+        return StopRequest.model_validate_json(paths.stop_request.read_bytes()).reason
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,188 @@
+"""The read side of runs: everything that can be shown of them comes from their directories.
+
+It never changes a file, with one exception: a run whose supervisor is gone is closed (``reconcile``). A record that
+cannot be read is shown as ``Unreadable`` and left alone; it does not keep other runs from being shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+from anyio import to_thread
+from pydantic import ValidationError
+
+from hermes_rl_mcp.contracts.records import CheckpointMarker
+from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunRecord, RunStatus
+from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
+from hermes_rl_mcp.paths import RUN_ID, Home, RunPaths
+from hermes_rl_mcp.runs import outcome
+from hermes_rl_mcp.runs.files import read_tail
+from hermes_rl_mcp.runs.reconcile import reconcile
+from hermes_rl_mcp.runs.state import UnreadableRecordError, read_record
+
+_POLL_S = 0.2
+_MAX_READ_BYTES = 32 * 2**20
+"""Of one JSONL file per call; the rest comes with the next call."""
+_MARKER_NAME = "complete.json"
+
+
+class Unreadable(NamedTuple):
+    """A run directory whose record cannot be read."""
+
+    run_id: str
+    reason: str
+
+
+class Lines(NamedTuple):
+    """Objects of a JSONL file, and the offset at which to go on next time."""
+
+    lines: list[dict[str, Any]]
+    offset: int
+
+
+class Checkpoint(NamedTuple):
+    """A finished checkpoint: its folder holds the adapter."""
+
+    path: Path
+    marker: CheckpointMarker
+
+
+# Inside RunStore the name ``list`` is its method.
+Checkpoints = list[Checkpoint]
+Records = list[RunRecord]
+Ids = list[str]
+
+
+class RunStore:
+    """Runs of one home. Cheap to make; keeps nothing between calls."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def list(self) -> list[RunRecord | Unreadable]:
+        """All runs, newest first."""
+        found: list[tuple[str, str, RunRecord | Unreadable]] = []
+        for run_id in self._ids():
+            try:
+                record = self._read(run_id)
+                found.append((record.created_at, run_id, record))
+            except UnreadableRecordError as error:
+                found.append((self._changed_at(run_id), run_id, Unreadable(run_id, str(error))))
+        return [run for _, _, run in sorted(found, key=lambda row: row[:2], reverse=True)]
+
+    def get(self, run_id: str) -> RunRecord:
+        """One run. Raises UnknownRunError (with the active runs) or UnreadableRunError.
+
+        May take some seconds, once, if the run's supervisor died and left stubborn processes.
+        """
+        paths = self._paths(run_id)
+        try:
+            return self._read(run_id)
+        except UnreadableRecordError as error:
+            raise UnreadableRunError(run_id, str(error), str(paths.dir)) from None
+
+    def active(self) -> Records:
+        """Runs that have not ended, newest first."""
+        return [run for run in self.list() if isinstance(run, RunRecord) and not run.status.terminal]
+
+    def paths(self, run_id: str) -> RunPaths:
+        """Where the run's files are. Raises UnknownRunError."""
+        return self._paths(run_id)
+
+    def metrics(self, run_id: str, since_offset: int = 0) -> Lines:
+        """Steps by the trainer. A torn last line is left for next time."""
+        return _read_lines(self._paths(run_id).metrics, since_offset)
+
+    def env_metrics(self, run_id: str, since_offset: int = 0) -> Lines:
+        """Lines by the environment."""
+        return _read_lines(self._paths(run_id).env_metrics, since_offset)
+
+    def rollouts(self, run_id: str, since_offset: int = 0) -> Lines:
+        """Samples of scored rollouts. Their text is a model's: data, not instructions."""
+        return _read_lines(self._paths(run_id).rollouts, since_offset)
+
+    def latest(self, run_id: str) -> dict[str, Any] | None:
+        """The last step's metrics, without reading the steps before it."""
+        return outcome.last_metric(self._paths(run_id).metrics)
+
+    def log_tail(self, run_id: str, process: str, max_bytes: int = 8192) -> str:
+        """End of a log (api, trainer, env or supervisor) as whole lines; progress bars become lines."""
+        self._paths(run_id)
+        return read_tail(self._home.log(process, run_id), max_bytes)
+
+    def checkpoints(self, run_id: str) -> Checkpoints:
+        """Finished checkpoints by step. A folder without a valid marker, or that lacks a file it names, is none."""
+        folder = self._paths(run_id).checkpoints
+        found = [one for path in (folder.iterdir() if folder.is_dir() else ()) if (one := _checkpoint(path))]
+        return sorted(found, key=lambda one: one.marker.step)
+
+    def report(self, run_id: str, process: ProcessName) -> ChildReport | None:
+        """What a child said of its own end; for the trainer the completion record."""
+        return outcome.read_report(self._paths(run_id), process)
+
+    async def wait_change(self, run_id: str, last_revision: int, last_step: int, timeout_s: float) -> RunRecord:
+        """Returns as soon as the record's revision or the step exceeds what the caller saw, or at the timeout."""
+        deadline = time.monotonic() + timeout_s
+        paths = self._paths(run_id)
+        while True:
+            record = await to_thread.run_sync(self.get, run_id)
+            changed = record.revision > last_revision or outcome.steps_done(paths) > last_step
+            if changed or record.status.terminal or time.monotonic() >= deadline:
+                return record
+            await anyio.sleep(_POLL_S)
+
+    def _ids(self) -> Ids:
+        try:
+            return [name for name in os.listdir(self._home.runs) if RUN_ID.match(name)]
+        except FileNotFoundError:
+            return []
+
+    def _paths(self, run_id: str) -> RunPaths:
+        if RUN_ID.match(run_id) and (paths := self._home.run(run_id)).dir.is_dir():
+            return paths
+        raise UnknownRunError(run_id, [run.run_id for run in self.active()])
+
+    def _read(self, run_id: str) -> RunRecord:
+        paths = self._home.run(run_id)
+        record = reconcile(paths, read_record(paths))
+        if record.status in (RunStatus.RUNNING, RunStatus.STOPPING) and record.running_since is not None:
+            # The record is written at changes only; its file's age tells how long ago that was.
+            age_s = max(0.0, time.time() - paths.record.stat().st_mtime)
+            record = record.model_copy(update={"running_seconds": record.running_seconds + age_s})
+        return record
+
+    def _changed_at(self, run_id: str) -> str:
+        return datetime.fromtimestamp(self._home.run(run_id).dir.stat().st_mtime, UTC).isoformat()
+
+
+def _checkpoint(path: Path) -> Checkpoint | None:
+    try:
+        marker = CheckpointMarker.model_validate_json((path / _MARKER_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return Checkpoint(path, marker) if all((path / name).is_file() for name in marker.files) else None
+
+
+def _read_lines(path: Path, offset: int) -> Lines:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(_MAX_READ_BYTES)
+    except FileNotFoundError:
+        return Lines([], offset)
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = []
+    for line in whole.splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue  # damaged by a power failure; the lines around it still count
+        if isinstance(found, dict):
+            lines.append(found)
+    return Lines(lines, offset + len(whole))

@@ -1,0 +1,193 @@
+"""A stand-in for one of the three processes of a run: ``fake_child.py ROLE KNOBS.json [the usual arguments]``.
+
+It speaks as much of the wire as the supervisor reads (health, status, reports, metrics) and misbehaves as its knobs
+say. Standard library and yaml only, so that it starts quickly.
+
+Knobs per role (all optional):
+  die_at_start CODE       exit before listening
+  never_ready             listen, but never become ready
+  die_after_ready CODE    exit that long ("die_delay_s") after becoming ready; negative = by that signal
+  ignore_term             SIGTERM does nothing
+  term_exit CODE          exit code on SIGTERM (default: trainer 143, others 0)
+  grandchild "group"|"session"   start a sleeping process in our group, or in a session of its own
+  say TEXT                print before anything else
+  spew_bytes N            print that much without a newline
+  report {...}            ChildReport fields written before exit
+  hang_after_report       do not exit after the completion record
+  no_report               exit 0 without the completion record
+  hold_at N               trainer: stop at step N until ``RUN/go`` exists
+  step_s S                trainer: time per step
+  queue_size N, current_step N   api: what /status says
+  nonce TEXT              answer a wrong nonce
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hermes_rl_mcp.lifeline import watch
+
+
+class Child:
+    def __init__(self, role: str, knobs: dict[str, Any], arguments: list[str]) -> None:
+        self.role = role
+        self.knobs = knobs
+        config_path = Path(arguments[arguments.index("--config") + 1])
+        self.run_dir = config_path.parent
+        self.config = yaml.safe_load(config_path.read_text())
+        self.listen_fd = int(arguments[arguments.index("--listen-fd") + 1]) if "--listen-fd" in arguments else None
+        self.ready = False
+        self.environments = 0
+
+    def health(self) -> dict[str, Any]:
+        nonce = self.knobs.get("nonce", self.config["run"]["nonce"])
+        if self.role == "api":
+            counts = dict.fromkeys(("current_step", "queue_size", "groups_received", "groups_rejected"), 0)
+            flags = {"trainer_registered": True, "trainer_started": True}
+            return {"status": "ok", "nonce": nonce, "environments": self.environments, **flags, **counts}
+        return {
+            "status": "ok" if self.ready else "starting",
+            "phase": "sampling" if self.ready else "loading the fake model",
+            "nonce": nonce,
+            "trainer_initialized": self.ready,
+            "model": "fake",
+            "policy_version": 0,
+            "step": 0,
+        }
+
+    def answer(self, path: str) -> dict[str, Any] | None:
+        prefix = f"/{self.config['run']['path_prefix']}"
+        if path == f"{prefix}/health":
+            return self.health()
+        if path == f"{prefix}/status" and self.role == "api":
+            return {name: self.knobs.get(name, 0) for name in ("current_step", "queue_size")}
+        if path == f"{prefix}/register-env" and self.role == "api":
+            self.environments += 1
+            return {}
+        return None
+
+    def serve(self) -> None:
+        child = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = child.answer(self.path)
+                body = json.dumps(found).encode()
+                self.send_response(404 if found is None else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *arguments: object) -> None:
+                """Quiet: the log belongs to the tests."""
+
+        assert self.listen_fd is not None
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = socket.socket(fileno=self.listen_fd)
+        server.socket.listen(16)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def report(self, status: str, step: int, **further: Any) -> None:
+        text = json.dumps(
+            {
+                "process": self.role,
+                "status": status,
+                "step": step,
+                "finished_at": datetime.now(UTC).isoformat(),
+                **further,
+            }
+        )
+        path = self.run_dir / f"report_{self.role}.json"
+        path.with_suffix(".tmp").write_text(text)
+        path.with_suffix(".tmp").replace(path)
+
+    def run(self) -> int:
+        knobs = self.knobs
+        if "say" in knobs:
+            sys.stdout.write(knobs["say"])
+            sys.stdout.flush()
+        if "spew_bytes" in knobs:
+            sys.stdout.buffer.write(b"\xff" * knobs["spew_bytes"])
+            sys.stdout.flush()
+        if "grandchild" in knobs:
+            subprocess.Popen(
+                [sys.executable, "-c", "import time; time.sleep(300)"],
+                start_new_session=knobs["grandchild"] == "session",
+            )
+        if "die_at_start" in knobs:
+            return self.die(knobs["die_at_start"])
+        if self.listen_fd is not None:
+            self.serve()
+        if knobs.get("never_ready"):
+            wait_for_ever()
+        if self.role == "env":
+            prefix = self.config["run"]["path_prefix"]
+            url = f"http://127.0.0.1:{self.config['ports']['rollout_api']}/{prefix}/register-env"
+            urllib.request.urlopen(url, timeout=5).close()
+        self.ready = True
+        if "die_after_ready" in knobs:
+            self.wait_until_running()
+            return self.die(knobs["die_after_ready"])
+        return self.train() if self.role == "trainer" else wait_for_ever()
+
+    def die(self, code: int) -> int:
+        if "report" in self.knobs:
+            self.report(**self.knobs["report"])
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        return code
+
+    def wait_until_running(self) -> None:
+        """So that a death is one of a running process, not of a starting one."""
+        while json.loads((self.run_dir / "run.json").read_text())["status"] != "running":
+            time.sleep(0.02)
+
+    def train(self) -> int:
+        total = self.config["env"]["total_steps"]
+        self.wait_until_running()
+        for step in range(1, total + 1):
+            while step > self.knobs.get("hold_at", total) and not (self.run_dir / "go").exists():
+                time.sleep(0.02)
+            time.sleep(self.knobs.get("step_s", 0.01))
+            line = {"step": step, "time": datetime.now(UTC).isoformat(), "reward/mean": step / total}
+            with (self.run_dir / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        if self.knobs.get("no_report"):
+            return 0
+        self.report("completed", total)
+        if self.knobs.get("hang_after_report"):
+            wait_for_ever()
+        return int(self.knobs.get("exit_code", 0))
+
+
+def wait_for_ever() -> int:
+    while True:
+        signal.pause()
+
+
+def main() -> int:
+    role, knobs_path = sys.argv[1], Path(sys.argv[2])
+    knobs = json.loads(knobs_path.read_text()).get(role, {})
+    term_exit = knobs.get("term_exit", 143 if role == "trainer" else 0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if knobs.get("ignore_term") else lambda *_: os._exit(term_exit))
+    watch(os.environ, grace_s=knobs.get("lifeline_grace_s", 0.5))
+    return Child(role, knobs, sys.argv[3:]).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
