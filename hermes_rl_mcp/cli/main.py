@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +32,17 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(config_app, name="config")
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class LogName(StrEnum):
+    """Whose log."""
+
+    API = "api"
+    TRAINER = "trainer"
+    ENV = "env"
+    SUPERVISOR = "supervisor"
+
+
 RunId = Annotated[str, typer.Argument(help="Run id: 8 hex characters.")]
 
 
@@ -117,6 +129,76 @@ def doctor(as_json: JsonFlag = False) -> None:
     else:
         typer.echo("Training can run here." if can_train else "Training cannot run here: see FAIL above.")
     raise typer.Exit(0 if can_train else 1)
+
+
+@app.command()
+def envs(as_json: JsonFlag = False) -> None:
+    """List environments, and files that could not be read."""
+    from hermes_rl_mcp.cli import runs
+
+    found = runs.catalog(runs.context(os.environ))
+    if as_json:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        runs.print_environments(_console(), found)
+
+
+@runs_app.command("list")
+def runs_list(
+    limit: Annotated[int, typer.Option(min=1, help="Newest runs shown.")] = 20, as_json: JsonFlag = False
+) -> None:
+    """List runs, newest first."""
+    from hermes_rl_mcp.cli import runs
+
+    found = runs.listed(runs.context(os.environ), limit)
+    if as_json:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        runs.print_list(_console(), found)
+
+
+@runs_app.command("show")
+def runs_show(run_id: RunId, as_json: JsonFlag = False) -> None:
+    """Show one run: state, reward curve, metrics, adapter."""
+    from hermes_rl_mcp.cli import runs
+
+    at = runs.context(os.environ)
+    status, results = runs.shown(at, run_id)
+    if as_json:
+        _print_json({"status": status.model_dump(mode="json"), "results": results.model_dump(mode="json")})
+    else:
+        runs.print_run(_console(), status, results, at.home.run(run_id).dir)
+
+
+@runs_app.command("stop")
+def runs_stop(run_id: RunId, wait: Annotated[bool, typer.Option(help="Wait until it has ended.")] = True) -> None:
+    """Stop one run: environment, trainer (which writes a checkpoint), rollout API."""
+    from hermes_rl_mcp.cli import runs
+
+    status = runs.stop(runs.context(os.environ), run_id, wait=wait)
+    typer.echo(f"Run {run_id} is {status}.")
+    raise typer.Exit(0 if runs.ended(status) or not wait else 1)
+
+
+@runs_app.command("logs")
+def runs_logs(
+    run_id: RunId,
+    process: Annotated[LogName | None, typer.Option(help="One process; all without it.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    tail: Annotated[int, typer.Option(min=0, help="Last lines of each log.")] = 40,
+) -> None:
+    """Print the logs of a run's processes."""
+    from hermes_rl_mcp.cli import logs, runs
+
+    at = runs.context(os.environ)
+    runs.shown(at, run_id)  # an unknown run is an error, not an empty log
+    names = [process.value] if process else [name.value for name in LogName]
+    files = [logs.LogFile(name, at.home.log(name, run_id)) for name in names]
+    for line in logs.lines(files, tail):
+        typer.echo(line)
+    if follow:
+        for line in logs.follow(files, lambda: runs.ended(runs.shown(at, run_id)[0].status)):
+            typer.echo(line)
 
 
 @config_app.command("set")

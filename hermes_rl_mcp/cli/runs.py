@@ -1,0 +1,140 @@
+"""``hermes-rl runs`` and ``hermes-rl envs``: what is on disk, read without a server.
+
+Reads through the same operations as the tools, so both always say the same. Only ``stop`` changes anything, and it
+only asks: the run's supervisor does the stopping.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hermes_rl_mcp.cli import curve
+from hermes_rl_mcp.cli.text import duration, number, printable
+from hermes_rl_mcp.contracts.results import CheckStatus, GetResults, ListEnvironments, ListRuns
+from hermes_rl_mcp.contracts.runs import UNREADABLE, RunStatus
+from hermes_rl_mcp.operations import environments, status, training
+from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.reading import RunReader
+from hermes_rl_mcp.operations.settings import load_settings
+
+STOP_TIMEOUT_S = 90.0
+"""Three processes, each with a bounded wait after TERM; beyond it the stop goes on without us."""
+POLL_S = 0.3
+ALL_STEPS = 1_000_000
+_STYLES = {"completed": "green", "running": "cyan", "failed": "red", "interrupted": "red", UNREADABLE: "red"}
+
+
+def context(environ: Mapping[str, str]) -> Context:
+    """The operator's settings as a server would load them."""
+    return Context(load_settings(environ))
+
+
+def listed(at: Context, limit: int) -> ListRuns:
+    return anyio.run(training.list_runs, at, limit)
+
+
+def shown(at: Context, run_id: str) -> tuple[CheckStatus, GetResults]:
+    """State now and everything measured so far. Does not count as a status check of the agent."""
+
+    async def read() -> tuple[CheckStatus, GetResults]:
+        reader = await RunReader.open(at, run_id)
+        return status.snapshot(at, reader), await training.get_results(at, run_id, ALL_STEPS)
+
+    return anyio.run(read)
+
+
+def stop(at: Context, run_id: str, *, wait: bool) -> str:
+    """Ask for the stop; with ``wait`` until the run has ended or STOP_TIMEOUT_S. Returns its status."""
+
+    async def ask() -> str:
+        answer = await training.stop_training(at, run_id)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        found = answer.status
+        while wait and not ended(found) and time.monotonic() < deadline:
+            await anyio.sleep(POLL_S)
+            found = (await RunReader.open(at, run_id)).record.status.value
+        return found
+
+    return anyio.run(ask)
+
+
+def catalog(at: Context) -> ListEnvironments:
+    return anyio.run(environments.list_environments, at)
+
+
+def ended(name: str) -> bool:
+    return name == UNREADABLE or (name in set(RunStatus) and RunStatus(name).terminal)
+
+
+def print_list(console: Console, runs: ListRuns) -> None:
+    if not runs.runs:
+        console.print("No runs yet. hermes-rl demo makes one.")
+        return
+    table = Table("run", "status", "environment", "model", "step", "reward", "created", box=None, pad_edge=False)
+    for row in runs.runs:
+        table.add_row(
+            row.run_id,
+            Text(row.status, style=_STYLES.get(row.status, "")),
+            printable(row.environment, 40),
+            printable(row.base_model, 40),
+            f"{row.step}/{row.total_steps}",
+            number(row.reward_mean),
+            row.created_at[:19].replace("T", " "),
+        )
+    console.print(table)
+    if runs.count > len(runs.runs):
+        console.print(f"{runs.count - len(runs.runs)} older ones; --limit shows more.")
+
+
+def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir: Path) -> None:
+    """State, reward curve, latest metrics, and where things are."""
+    head = Text.assemble((f"{now.run_id}  ", "bold"), (now.status, _STYLES.get(now.status, "bold")))
+    console.print(head.append(f"  {printable(now.environment)} on {printable(results.base_model)}"))
+    facts = {
+        "step": f"{now.metrics.step or 0} of {now.total_steps}",
+        "doing": now.detail,
+        "error": now.error or "",
+        "what to do": now.hint or "",
+        "running": duration(now.running_time_minutes * 60) if now.running_time_minutes else "",
+        "time left": duration(now.eta_seconds) if now.eta_seconds is not None else "",
+        "processes": ", ".join(f"{name} {state}" for name, state in now.processes.items()),
+        "mean reward": f"{number(results.reward_first5)} in the first, {number(results.reward_last5)} in the last "
+        f"{curve.WINDOW} steps"
+        if results.steps
+        else "",
+        "adapter": results.adapter_path or "",
+        "folder": str(home_dir),
+    }
+    for name, text in facts.items():
+        if text:
+            console.print(Text.assemble((f"{name:<12} ", "bold"), printable(text)), soft_wrap=True)
+    rows: curve.Rows = [(row.step, row.values) for row in results.history]
+    color = console.is_terminal and console.color_system is not None
+    if drawing := curve.draw(rows, color=color, width=console.width):
+        console.print()
+        console.print(Text.from_ansi(drawing), no_wrap=True)
+    if results.final_metrics:
+        console.print()
+        table = Table("last step", "", box=None, pad_edge=False)
+        for name, value in results.final_metrics.items():
+            table.add_row(printable(name, 60), number(value))
+        console.print(table)
+
+
+def print_environments(console: Console, found: ListEnvironments) -> None:
+    table = Table("name", "file", "description", box=None, pad_edge=False)
+    for info in found.environments:
+        table.add_row(printable(info.name, 60), printable(info.file_path), printable(info.description, 120))
+    console.print(table)
+    for problem in found.problems:
+        console.print(
+            Text.assemble(("Not readable: ", "yellow"), f"{printable(problem.file_path)}: {printable(problem.reason)}"),
+            soft_wrap=True,
+        )
