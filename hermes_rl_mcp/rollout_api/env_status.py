@@ -1,0 +1,70 @@
+"""What one environment is told about the queue: ``/status-env``.
+
+Invariant: every number is finite and in its range, whatever weights and minimums the environments registered with.
+"""
+
+from __future__ import annotations
+
+from hermes_rl_mcp.contracts.rollout_api import RegisterEnv, StatusEnvReply
+from hermes_rl_mcp.errors import NotFoundError
+from hermes_rl_mcp.rollout_api.rollouts import Rollouts
+
+MIN_WEIGHT = 0.01
+"""Floor of ``env_weight``, so that no environment is starved altogether."""
+
+
+def env_status(rollouts: Rollouts, env_id: int) -> StatusEnvReply:
+    """Raises NotFoundError for an id that /register-env never gave. Counts as a sign of life."""
+    state = rollouts.state
+    if not 0 <= env_id < len(state.environments):
+        raise NotFoundError(
+            f"No environment has the id {env_id}; {len(state.environments)} are registered.",
+            hint="POST /register-env first; ids do not survive a reset.",
+        )
+    rollouts.heard_of(env_id)
+    own = state.environments[env_id].request
+    live = rollouts.live()
+    queued: dict[int | None, int] = {}
+    largest = 1
+    for group in state.queue.values():
+        queued[group.env_id] = queued.get(group.env_id, 0) + group.size
+        largest = max(largest, group.size)
+    mine = queued.pop(env_id, 0)
+    others = sum(max(0, count - _reserved(rollouts, other)) for other, count in queued.items())
+    return StatusEnvReply(
+        current_step=state.step,
+        queue_size=max((mine + others) // own.group_size, _pressure(rollouts, own.group_size)),
+        unallocated_fraction=1.0
+        - min(1.0, sum(max(0.0, request.min_batch_allocation or 0.0) for request in live.values())),
+        self_queue_size=mine // own.group_size,
+        max_group_size=largest,
+        env_weight=_weight(own, list(live.values())),
+    )
+
+
+def _weight(own: RegisterEnv, live: list[RegisterEnv]) -> float:
+    total = sum(request.max_token_length * max(0.0, request.weight) for request in live)
+    share = own.max_token_length * max(0.0, own.weight) / total if total > 0 else 0.0
+    return min(1.0, max(MIN_WEIGHT, share))
+
+
+def _reserved(rollouts: Rollouts, env_id: int | None) -> int:
+    """Sequences of another environment that its own minimum share will take, and so do not compete."""
+    if env_id is None or env_id >= len(rollouts.state.environments):
+        return 0
+    share = rollouts.state.environments[env_id].request.min_batch_allocation
+    return int((rollouts.state.batch_size or 0) * share) if share else 0
+
+
+def _pressure(rollouts: Rollouts, group_size: int) -> int:
+    """A queue size that makes environments pause, once half of what can be stored is in use.
+
+    Not larger than the rest of the training: an environment that reads more groups than it will ever need, ends.
+    """
+    state, limits = rollouts.state, rollouts.limits
+    if state.live_bytes * 2 < limits.queue_bytes and state.live_groups * 2 < limits.queue_groups:
+        return 0
+    if state.registration is None:
+        return state.live_groups
+    steps_left = max(0, state.registration.num_steps - state.step)
+    return steps_left * state.registration.batch_size // group_size

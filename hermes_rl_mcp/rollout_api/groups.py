@@ -1,0 +1,160 @@
+"""One scored group as it arrived: checked once, then carried as the bytes that go out again.
+
+Invariant: a ``Group`` has G >= 1 sequences, all its lists fit together, and every number in it is finite. So whatever
+reads it later, including a strict JSON parser, can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from hermes_rl_mcp.contracts.rollout_api import MASKED, ScoredData
+from hermes_rl_mcp.errors import InvalidValueError
+
+MAX_ERRORS_SHOWN = 20
+TRAINED_FLAG = 1
+"""Older clients write 1 instead of the token id on trained positions. Harmless: only -100 means not trained."""
+
+Location = tuple[str | int, ...]
+
+
+class _FiniteScoredData(ScoredData):
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+_ONE: TypeAdapter[ScoredData] = TypeAdapter(_FiniteScoredData)
+_MANY: TypeAdapter[list[ScoredData]] = TypeAdapter(list[_FiniteScoredData])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """``raw`` is a JSON object with the 14 keys of ScoredData."""
+
+    raw: bytes
+    size: int
+    env_id: int | None
+
+
+class FieldError(InvalidValueError):
+    """A request that is refused, with the place of each fault: what HTTP 422 carries."""
+
+    def __init__(self, faults: Sequence[tuple[Location, str, str]]) -> None:
+        """``faults`` are (location below the body, sentence, kind)."""
+        super().__init__("; ".join(f"{'.'.join(map(str, place))}: {text}" for place, text, _ in faults))
+        self.faults = tuple(faults)
+
+    def __reduce__(self) -> tuple[type[FieldError], tuple[tuple[tuple[Location, str, str], ...]]]:
+        return type(self), (self.faults,)
+
+    @classmethod
+    def one(cls, place: Location, text: str, kind: str = "value_error") -> FieldError:
+        return cls([(place, text, kind)])
+
+    @classmethod
+    def of(cls, error: ValidationError) -> FieldError:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        return cls([(item["loc"], item["msg"], item["type"]) for item in found[:MAX_ERRORS_SHOWN]])
+
+
+def decode_one(body: bytes) -> list[Group]:
+    """The body of ``POST /scored_data``."""
+    try:
+        data = _ONE.validate_json(body)
+    except ValidationError as error:
+        raise FieldError.of(error) from None
+    return [_group(data, ())]
+
+
+def decode_many(body: bytes) -> list[Group]:
+    """The body of ``POST /scored_data_list``."""
+    try:
+        several = _MANY.validate_json(body)
+    except ValidationError as error:
+        raise FieldError.of(error) from None
+    return [_group(data, (index,)) for index, data in enumerate(several)]
+
+
+def _group(data: ScoredData, where: Location) -> Group:
+    faults = [((*where, *place), text, "value_error") for place, text in _faults(data)]
+    if faults:
+        raise FieldError(faults[:MAX_ERRORS_SHOWN])
+    return Group(raw=_ONE.dump_json(data), size=len(data.tokens), env_id=data.env_id)
+
+
+def _faults(data: ScoredData) -> Iterator[tuple[Location, str]]:
+    size = len(data.tokens)
+    if data.env_id is not None and data.env_id < 0:
+        yield ("env_id",), f"is {data.env_id}; an id that /register-env gave is 0 or more"
+    if size == 0:
+        yield ("tokens",), "holds no sequence; a group has at least one"
+        return
+    for index, tokens_T in enumerate(data.tokens):
+        if not tokens_T:
+            yield ("tokens", index), "is empty; a sequence has at least one token"
+    if len(data.scores) != size:
+        yield ("scores",), f"has {len(data.scores)} entries, tokens has {size} sequences"
+    yield from _row_faults("masks", data.masks, data.tokens)
+    yield from _mask_faults(data)
+    optional_rows = {
+        "advantages": data.advantages,
+        "ref_logprobs": data.ref_logprobs,
+        "inference_logprobs": data.inference_logprobs,
+    }
+    for field, rows in optional_rows.items():
+        if rows:  # an empty list means absent: Atropos' default collect_trajectories sends it
+            yield from _row_faults(field, rows, data.tokens)
+    if data.overrides and len(data.overrides) != size:
+        yield ("overrides",), f"has {len(data.overrides)} entries, tokens has {size} sequences"
+    yield from _message_faults(data)
+    yield from _loose_faults(data)
+
+
+def _row_faults(field: str, rows: Sequence[Sequence[Any]], tokens: list[list[int]]) -> Iterator[tuple[Location, str]]:
+    if len(rows) != len(tokens):
+        yield (field,), f"has {len(rows)} rows, tokens has {len(tokens)} sequences"
+        return
+    for index, (row_T, tokens_T) in enumerate(zip(rows, tokens, strict=True)):
+        if len(row_T) != len(tokens_T):
+            yield (field, index), f"has {len(row_T)} entries, tokens[{index}] has {len(tokens_T)}"
+
+
+def _mask_faults(data: ScoredData) -> Iterator[tuple[Location, str]]:
+    for index, (mask_T, tokens_T) in enumerate(zip(data.masks, data.tokens, strict=False)):
+        prompt = mask_T.count(MASKED)
+        if mask_T[prompt:] == tokens_T[prompt:] and mask_T[:prompt] == [MASKED] * prompt:
+            continue  # one prompt, one completion: the usual case, compared at C speed
+        for position, (value, token) in enumerate(zip(mask_T, tokens_T, strict=False)):
+            if value != MASKED and value != token and value != TRAINED_FLAG:
+                yield (
+                    ("masks", index, position),
+                    f"is {value}; it must be {MASKED} (not trained) or the token there, {token}",
+                )
+                break
+
+
+def _message_faults(data: ScoredData) -> Iterator[tuple[Location, str]]:
+    for index, conversation in enumerate(data.messages or []):
+        for turn, message in enumerate(conversation):
+            for key in ("role", "content"):
+                if key not in message:
+                    yield ("messages", index, turn), f"has no '{key}'; every message has 'role' and 'content'"
+
+
+def _loose_faults(data: ScoredData) -> Iterator[tuple[Location, str]]:
+    """NaN and infinity in the parts whose form is free."""
+    for field in ("messages", "generation_params", "overrides", "group_overrides", "images"):
+        waiting: list[tuple[Location, Any]] = [((field,), getattr(data, field))]
+        while waiting:
+            place, value = waiting.pop()
+            if isinstance(value, float):
+                if not math.isfinite(value):
+                    yield place, f"is {value}; numbers must be finite"
+            elif isinstance(value, dict):
+                waiting.extend(((*place, key), part) for key, part in value.items())
+            elif isinstance(value, list):
+                waiting.extend(((*place, index), part) for index, part in enumerate(value))

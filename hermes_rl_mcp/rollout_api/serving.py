@@ -1,0 +1,99 @@
+"""From a socket to a running server, and its orderly end.
+
+Invariant: SIGTERM or SIGINT ends the process with exit status 0 within about two seconds, whatever connections are
+open; a batch that was being written then is back in the queue and in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from hermes_rl_mcp.errors import InvalidValueError, PreflightError
+from hermes_rl_mcp.rollout_api.guard import is_loopback
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 1
+"""For answers being written at SIGTERM. The supervisor waits longer before it kills."""
+KEEP_ALIVE_S = 120
+"""Longer than clients keep idle connections themselves (5 to 90 s), so that none posts into one that we are closing."""
+
+
+def listen(host: str, port: int, *, allow_remote: bool) -> socket.socket:
+    """A bound socket. Another address than loopback only if the person says so."""
+    if not allow_remote and not is_loopback(host):
+        raise InvalidValueError(
+            f"{host} is not a loopback address: anybody in the network could read and poison the run.",
+            hint="Use --host 127.0.0.1, or add --allow-remote if that is what you want.",
+        )
+    address = "127.0.0.1" if host == "localhost" else host
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:
+        raise InvalidValueError(f"{host!r} is not an IP address.", hint="Use --host 127.0.0.1.") from None
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((address, port))
+    except OSError as error:
+        sock.close()
+        raise PreflightError(
+            f"Cannot listen on {address} port {port}: {error.strerror}.",
+            hint="Choose another port with --port, or stop the program that uses this one.",
+        ) from None
+    return sock
+
+
+def adopt(fd: int) -> socket.socket:
+    """The bound socket that the parent process passed by number."""
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise InvalidValueError(f"--listen-fd {fd} is not a socket: {error.strerror}.") from None
+    sock.set_inheritable(False)
+    return sock
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's own handlers would raise the signal again at the end, and the exit status would be that of a kill."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve(app: ASGIApp, sock: socket.socket) -> None:
+    """Until SIGTERM or SIGINT."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # it would write the secret path prefix, ten times a second
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = _Server(config)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    host, port = sock.getsockname()[:2]
+    log.info("Rollout API listens on %s port %d", host, port)
+    await server.serve(sockets=[sock])
+    log.info("Rollout API has ended")

@@ -1,0 +1,166 @@
+"""The state of the rollout API, and how each event changes it. No decisions, no clock, no HTTP, no disk.
+
+Invariant: a stored group is in exactly one place: the queue, one environment's buffer, or one batch that is out.
+``current_step`` counts batches trained: a leased batch when it is acknowledged, another when it is handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+
+from hermes_rl_mcp.contracts.rollout_api import RegisterEnv, Registration
+from hermes_rl_mcp.rollout_api import events
+from hermes_rl_mcp.rollout_api.groups import Group
+
+ACKNOWLEDGED_KEPT = 256
+"""Lease ids remembered after their end, so that a repeated acknowledgement is answered as the first was."""
+
+
+@dataclass(slots=True)
+class Environment:
+    request: RegisterEnv
+    wandb_name: str
+    connected: bool = True
+
+
+@dataclass(slots=True)
+class BatchOut:
+    """A batch that left the queue and may still come back. ``groups`` by sequence number, in queue order."""
+
+    batch_id: str
+    leased: bool
+    groups: dict[int, Group]
+
+
+@dataclass
+class State:
+    registration: Registration | None = None
+    uuid: int = 0
+    started: bool = False
+    step: int = 0
+    next_seq: int = 0
+    received: int = 0
+    environments: list[Environment] = field(default_factory=list)
+    queue: dict[int, Group] = field(default_factory=dict)
+    buffers: dict[int, dict[int, Group]] = field(default_factory=dict)
+    out: dict[str, BatchOut] = field(default_factory=dict)
+    acknowledged: dict[str, None] = field(default_factory=dict)
+    latest: Group | None = None
+    live_bytes: int = 0
+    """Of all stored groups."""
+
+    @property
+    def live_groups(self) -> int:
+        waiting = sum(len(buffer) for buffer in self.buffers.values())
+        return len(self.queue) + waiting + sum(len(batch.groups) for batch in self.out.values())
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.registration.batch_size if self.registration else None
+
+    @singledispatchmethod
+    def apply(self, event: object) -> None:
+        raise TypeError(f"not an event: {event!r}")
+
+    @apply.register
+    def _(self, event: events.Registered) -> None:
+        self.registration, self.uuid, self.step = event.registration, event.uuid, event.step
+        for place in (self.queue, *self.buffers.values()):
+            for seq in [seq for seq, group in place.items() if group.size > event.registration.batch_size]:
+                self.live_bytes -= len(place.pop(seq).raw)
+
+    @apply.register
+    def _(self, event: events.Started) -> None:
+        self.started = True
+
+    @apply.register
+    def _(self, event: events.EnvRegistered) -> None:
+        self.environments.append(Environment(event.request, event.wandb_name))
+
+    @apply.register
+    def _(self, event: events.EnvDisconnected) -> None:
+        self.environments[event.env_id].connected = False
+
+    @apply.register
+    def _(self, event: events.Submitted) -> None:
+        for placed in event.groups:
+            group = placed.group
+            if placed.buffered and group.env_id is not None:
+                self.buffers.setdefault(group.env_id, {})[placed.seq] = group
+            else:
+                self._enqueue(placed.seq, group)
+            self.live_bytes += len(group.raw)
+            self.next_seq = max(self.next_seq, placed.seq + 1)
+            self.received += 1
+
+    @apply.register
+    def _(self, event: events.Released) -> None:
+        buffer = self.buffers[event.env_id]
+        for seq in event.seqs:
+            self._enqueue(seq, buffer.pop(seq))
+
+    @apply.register
+    def _(self, event: events.HandedOut) -> None:
+        groups = {seq: self.queue.pop(seq) for seq in event.seqs}
+        self.out[event.batch_id] = BatchOut(event.batch_id, event.leased, groups)
+        self.step += not event.leased
+
+    @apply.register
+    def _(self, event: events.Returned) -> None:
+        batch = self.out.pop(event.batch_id)
+        self.queue = {**batch.groups, **self.queue}
+        self.step -= not batch.leased
+
+    @apply.register
+    def _(self, event: events.Written) -> None:
+        self._forget(self.out.pop(event.batch_id))
+
+    @apply.register
+    def _(self, event: events.Acknowledged) -> None:
+        self._forget(self.out.pop(event.batch_id))
+        self.step += 1
+        self.acknowledged[event.batch_id] = None
+        while len(self.acknowledged) > ACKNOWLEDGED_KEPT:
+            del self.acknowledged[next(iter(self.acknowledged))]
+
+    @apply.register
+    def _(self, event: events.Reset) -> None:
+        fresh = State(next_seq=self.next_seq, received=self.received)
+        self.__dict__.update(fresh.__dict__)
+
+    @apply.register
+    def _(self, event: events.Counted) -> None:
+        self.step, self.next_seq, self.received = event.step, event.next_seq, event.received
+        self.acknowledged = dict.fromkeys(event.acknowledged)
+
+    def _enqueue(self, seq: int, group: Group) -> None:
+        self.queue[seq] = group
+        self.latest = group
+
+    def _forget(self, batch: BatchOut) -> None:
+        self.live_bytes -= sum(len(group.raw) for group in batch.groups.values())
+
+    def snapshot(self) -> Iterator[events.Event]:
+        """The shortest list of events that makes this state again (``latest`` may differ)."""
+        if self.registration:
+            yield events.Registered(self.registration, self.uuid, self.step)
+        if self.started:
+            yield events.Started()
+        for env_id, environment in enumerate(self.environments):
+            yield events.EnvRegistered(environment.request, environment.wandb_name)
+            if not environment.connected:
+                yield events.EnvDisconnected(env_id)
+        for batch in self.out.values():
+            yield from _stored(batch.groups)
+            yield events.HandedOut(batch.batch_id, batch.leased, tuple(batch.groups))
+        yield from _stored(self.queue)
+        for buffer in self.buffers.values():
+            yield from _stored(buffer, buffered=True)
+        yield events.Counted(self.step, self.next_seq, self.received, tuple(self.acknowledged))
+
+
+def _stored(groups: Mapping[int, Group], buffered: bool = False) -> Iterator[events.Submitted]:
+    for seq, group in groups.items():
+        yield events.Submitted("", (events.Placed(seq, group, buffered),))
