@@ -53,11 +53,19 @@ def main() -> None:
     except HermesRLError as error:
         typer.echo(f"Error: {error.message}", err=True)
         if error.hint:
-            typer.echo(f"What to do: {error.hint}", err=True)
+            typer.echo(f"What to do: {_for_people(error.hint)}", err=True)
         sys.exit(1)
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _for_people(hint: str) -> str:
+    """Hints are written for an agent with tools; here the same thing is a command."""
+    commands = {"Call rl_list_runs": "Run hermes-rl runs list", "Call rl_list_environments": "Run hermes-rl envs"}
+    for tool, command in commands.items():
+        hint = hint.replace(tool, command)
+    return hint
 
 
 def _version(wanted: bool) -> None:

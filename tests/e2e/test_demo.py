@@ -1,0 +1,124 @@
+"""The main job as a person runs it: ``hermes-rl demo`` on the embedded model, with every process and byte real."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+TOOLS = (
+    "rl_list_environments",
+    "rl_select_environment",
+    "rl_get_current_config",
+    "rl_edit_config",
+    "rl_start_training",
+    "rl_check_status",
+    "rl_get_results",
+)
+DEMO_TIMEOUT_S = 240
+STOP_TIMEOUT_S = 90
+
+
+class Demo:
+    """``hermes-rl demo --json`` as a child, its stderr read as it comes."""
+
+    def __init__(self, environ: dict[str, str], *args: str) -> None:
+        command = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", "demo", "--json", *args]
+        self.process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.shown = ""
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
+        self._reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            with self._changed:
+                self.shown += line
+                self._changed.notify_all()
+
+    def wait_for(self, text: str, timeout_s: float) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: text in self.shown, timeout_s), self.shown
+
+    def finish(self, timeout_s: float) -> tuple[int, dict[str, Any]]:
+        """Exit code, and the one JSON object on stdout."""
+        try:
+            out = self.process.stdout.read() if self.process.stdout else ""
+            code = self.process.wait(timeout_s)
+        finally:
+            self.process.kill()
+        self._reader.join(10)
+        lines = out.splitlines()
+        assert len(lines) == 1, (lines, self.shown)
+        return code, json.loads(lines[0])
+
+
+@pytest.mark.timeout(DEMO_TIMEOUT_S + 60)
+def test_the_demo_trains_the_embedded_model_and_hands_back_an_adapter_that_changes_it(
+    environ: dict[str, str],
+    processes_left: Callable[..., list[str]],
+    logit_change: Callable[[Path, Path, str], float],
+) -> None:
+    demo = Demo(environ)
+    code, summary = demo.finish(DEMO_TIMEOUT_S)
+    assert code == 0, demo.shown
+    assert list(summary)[:9] == [
+        *("run_id", "status", "environment", "model", "steps"),
+        *("reward_first5", "reward_last5", "adapter_path", "seconds"),
+    ]
+    assert (summary["status"], summary["environment"], summary["model"]) == ("completed", "arithmetic", "builtin:tiny")
+    assert summary["reward_last5"] - summary["reward_first5"] >= 0.2, summary
+    calls = [demo.shown.index(f"→ {tool}(") for tool in TOOLS]
+    assert calls == sorted(calls)
+    assert summary["adapter_path"] in demo.shown.replace("\n", "")
+    assert "before" in demo.shown and "after" in demo.shown
+    assert list(Path(environ["HERMES_HOME"]).glob("rl/*.json")) == []  # the demo's own selection is gone
+    assert processes_left() == []
+    base = Path(environ["HERMES_HOME"]) / "rl" / "models" / "tiny"
+    assert logit_change(base, Path(summary["adapter_path"]), "3+5=") > 1e-3
+
+
+@pytest.mark.timeout(STOP_TIMEOUT_S + 120)
+def test_ctrl_c_stops_the_run_says_so_and_leaves_nothing_running(
+    environ: dict[str, str], processes_left: Callable[..., list[str]]
+) -> None:
+    demo = Demo(environ, "--steps", "5000")
+    demo.wait_for("running: step", 100)
+    demo.process.send_signal(signal.SIGINT)
+    code, summary = demo.finish(STOP_TIMEOUT_S)
+    assert code == 130, demo.shown
+    assert summary["status"] == "stopped"
+    assert f"Run {summary['run_id']} is stopped; nothing of it is left running." in demo.shown
+    record = json.loads((Path(environ["HERMES_HOME"]) / "rl" / "runs" / summary["run_id"] / "run.json").read_text())
+    assert record["status"] == "stopped"
+    assert processes_left() == []
+
+
+def test_an_unknown_environment_is_an_error_that_names_the_known_ones_and_starts_nothing(
+    environ: dict[str, str],
+) -> None:
+    demo = Demo(environ, "--env", "no-such-thing")
+    code, summary = demo.finish(60)
+    assert code == 1
+    assert summary["run_id"] is None
+    assert "no-such-thing" in summary["error"]
+    assert "arithmetic" in summary["hint"]
+    assert "Error:" in demo.shown and "What to do:" in demo.shown
+    assert not (Path(environ["HERMES_HOME"]) / "rl" / "runs").exists()
+
+
+def test_a_setting_that_the_agent_may_not_make_is_refused_before_anything_starts(environ: dict[str, str]) -> None:
+    demo = Demo(environ, "--set", "base_url=http://127.0.0.1:1/v1")
+    code, summary = demo.finish(100)
+    assert code == 1
+    assert "locked" in summary["error"]
+    assert not (Path(environ["HERMES_HOME"]) / "rl" / "runs").exists()

@@ -1,0 +1,35 @@
+"""Real problems, a real instruction-tuned model: GSM8K on SmolLM2-135M for two steps, checked as a user would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 900
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_two_steps_on_gsm8k_complete_with_an_adapter_that_stock_peft_loads(
+    environ: dict[str, str],
+    processes_left: Callable[..., list[str]],
+    logit_change: Callable[[Path, Path, str], float],
+) -> None:
+    command = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", "demo", "--json"]
+    command += ["--env", "gsm8k", "--model", "builtin:smollm2-135m", "--steps", "2"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["status"], summary["environment"], summary["steps"]) == ("completed", "gsm8k", 2)
+    home = Path(environ["HERMES_HOME"])
+    lines = (home / "rl" / "runs" / summary["run_id"] / "metrics.jsonl").read_text().splitlines()
+    parts = [name for name in json.loads(lines[-1]) if name.startswith("reward/")]
+    assert {"reward/correct", "reward/format"} <= set(parts), parts
+    assert processes_left() == []
+    base = home / "rl" / "models" / "smollm2-135m"
+    assert logit_change(base, Path(summary["adapter_path"]), "Natalia sold clips to 48 of her friends.") > 0
