@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import JsonValue
+
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.sampling import SamplingClient
 from hermes_rl_mcp.envs.tokenizer import load_tokenizer
@@ -62,6 +64,8 @@ class BaseEnv:
     name: ClassVar[str | None] = None
     """What the environment is called; the file's stem when None."""
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
+    trainer_defaults: ClassVar[dict[str, JsonValue]] = {}
+    """Trainer fields that suit this environment (``{"learning_rate": 1e-3}``); a profile may overrule them."""
 
     def __init__(
         self,
@@ -170,6 +174,10 @@ class BaseEnv:
             return cls.name
         module = sys.modules.get(cls.__module__)
         return Path(getattr(module, "__file__", None) or cls.__name__).stem
+
+    def on_metrics(self, sink: MetricsSink) -> None:
+        """Where ``wandb_log`` hands its metrics to."""
+        self._metrics_sink = sink
 
     async def score(self, item: Any, trajectory: Trajectory) -> ScoredDataItem:
         """The trajectory with what ``score_answer`` says of its last completion."""

@@ -1,0 +1,180 @@
+"""The commands of an environment file: serve, process, evaluate, describe.
+
+Invariant: standard output carries a description and nothing else; whatever an environment prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from hermes_rl_mcp import lifeline
+from hermes_rl_mcp.envs.base import BaseEnv
+from hermes_rl_mcp.envs.describe import describe, validate
+from hermes_rl_mcp.envs.evaluate import run_evaluation, table
+from hermes_rl_mcp.envs.loading import load_environment
+from hermes_rl_mcp.envs.options import Flags, Options, parse_flags, resolve
+from hermes_rl_mcp.envs.process import FORCED, Processor
+from hermes_rl_mcp.envs.reports import MetricLines, write_failure
+from hermes_rl_mcp.envs.rollout_client import RolloutClient
+from hermes_rl_mcp.envs.serve import Worker
+from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
+
+log = logging.getLogger(__name__)
+
+PROCESS_RECONNECT_S = 20.0
+"""In front of a person or a tool that waits, an endpoint that is not there is an answer, not a reason to wait long."""
+
+USAGE = (
+    "usage: python -m hermes_rl_mcp.envs FILE.py[:Class] {serve|process|evaluate|describe} "
+    "[--config FILE.yaml] [--env.FIELD VALUE] [--openai.FIELD VALUE]"
+)
+
+
+def main(arguments: Sequence[str], environment: type[BaseEnv] | None = None) -> NoReturn:
+    """With ``environment`` None the first argument names the file. Exits 0, or 1 after saying why."""
+    output = _reserve_stdout()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if {"-h", "--help"} & set(arguments) or not arguments:
+        sys.stderr.write(f"{USAGE}\n")
+        raise SystemExit(0 if arguments else 1)
+    lifeline.watch(os.environ)
+    run_dir = _run_dir(arguments)
+    try:
+        words = list(arguments)
+        spec = None if environment else words.pop(0)
+        flags = parse_flags(words)
+        chosen = environment or load_environment(spec or "")
+        _COMMANDS[flags.command](chosen, flags, output)
+    except HermesRLError as error:
+        _report(run_dir, error)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        raise SystemExit(1) from None
+    except Exception as error:
+        _report(run_dir, error)
+        raise
+    raise SystemExit(0)
+
+
+def _describe(environment: type[BaseEnv], flags: Flags, output: int) -> None:
+    if values_path := flags.plain.get("values"):
+        given = json.loads(Path(values_path).read_text(encoding="utf-8"))
+        if not isinstance(given, dict):
+            raise InvalidValueError(f"{values_path} must hold a JSON object of fields.")
+        text = validate(environment, given).model_dump_json(indent=1)
+    else:
+        text = describe(environment).model_dump_json(indent=1)
+    if target := flags.plain.get("output"):
+        Path(target).write_text(text, encoding="utf-8")
+    else:
+        os.write(output, f"{text}\n".encode())
+
+
+def _process(environment: type[BaseEnv], flags: Flags, output: int) -> None:
+    options = resolve(environment, flags, FORCED)
+
+    async def run(env: BaseEnv) -> None:
+        env.server.reconnect_s = PROCESS_RECONNECT_S
+        path = await Processor(env).run()
+        log.info("groups are in %s, to read them open %s", path, path.with_suffix(".html"))
+
+    asyncio.run(_with(environment, options, run))
+
+
+def _evaluate(environment: type[BaseEnv], flags: Flags, output: int) -> None:
+    options = resolve(environment, flags, {"use_wandb": False})
+
+    async def run(env: BaseEnv) -> None:
+        env.server.reconnect_s = PROCESS_RECONNECT_S
+        report = await run_evaluation(env)
+        sys.stderr.write(table(report.metrics) + "\n")
+
+    asyncio.run(_with(environment, options, run))
+
+
+def _serve(environment: type[BaseEnv], flags: Flags, output: int) -> None:
+    # Until the loop runs, an order to stop is simply obeyed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    options = resolve(environment, flags)
+    for server in options.servers:
+        if server.server_type not in ("vllm", "sglang"):
+            raise InvalidValueError(
+                f"server_type {server.server_type} gives no token ids and logprobs; training needs them.",
+                hint="Set openai.server_type to vllm or sglang, or use the process or evaluate command.",
+            )
+
+    async def run(env: BaseEnv) -> None:
+        metrics = MetricLines(options.run_dir)
+        env.on_metrics(lambda values: metrics.write(env.curr_step, values))
+        api = RolloutClient(options.config.rollout_server_url)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        try:
+            await Worker(env, api, metrics).run(stop)
+        finally:
+            await api.close()
+
+    asyncio.run(_with(environment, options, run))
+
+
+async def _with(environment: type[BaseEnv], options: Options, run: Callable[[BaseEnv], Any]) -> None:
+    """Sets the environment up, runs, cleans up in any case."""
+    env = environment(options.config, options.servers, options.slurm, options.testing)
+    env.run_dir = options.run_dir
+    try:
+        await env.setup()
+        await run(env)
+    finally:
+        try:
+            await env.cleanup()
+        finally:
+            await env.server.close()
+
+
+def _report(run_dir: Path | None, error: BaseException) -> None:
+    if run_dir is None:
+        return
+    try:
+        write_failure(run_dir, error)
+    except OSError as problem:
+        log.warning("the report of this failure could not be written: %s", problem)
+
+
+def _run_dir(arguments: Sequence[str]) -> Path | None:
+    """Where a failure is reported, known even if nothing else can be read."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        value = following if word == "--config" else word.removeprefix("--config=") if "--config=" in word else ""
+        if value and "serve" in arguments:
+            try:
+                document = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
+            except (OSError, yaml.YAMLError):
+                return None
+            return Path(value).absolute().parent if isinstance(document, dict) and "run" in document else None
+    return None
+
+
+def _reserve_stdout() -> int:
+    """A descriptor of the real standard output; number 1 itself becomes stderr, also for C code."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    return output
+
+
+_COMMANDS: dict[str, Callable[[type[BaseEnv], Flags, int], None]] = {
+    "serve": _serve,
+    "process": _process,
+    "evaluate": _evaluate,
+    "describe": _describe,
+}

@@ -1,0 +1,98 @@
+"""What an environment can be told, as data: for the catalog, which never imports an environment itself."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic_core import to_jsonable_python
+
+from hermes_rl_mcp.contracts.environments import EnvironmentSchema, FieldInfo, ValidationReply
+from hermes_rl_mcp.envs.base import BaseEnv
+from hermes_rl_mcp.envs.loading import defaults_of
+
+
+def describe(environment: type[BaseEnv]) -> EnvironmentSchema:
+    """Fields of the config class that ``config_init`` uses, with that instance's values as defaults."""
+    config, servers = defaults_of(environment)
+    schema = type(config).model_json_schema()
+    return EnvironmentSchema(
+        name=environment.env_name(),
+        class_name=environment.__name__,
+        config_class=type(config).__name__,
+        fields=[_field(config, name, schema) for name in type(config).model_fields],
+        server=to_jsonable_python(servers[0].model_dump()) if servers else {},
+        trainer_defaults=dict(environment.trainer_defaults),
+    )
+
+
+def validate(environment: type[BaseEnv], values: Mapping[str, JsonValue]) -> ValidationReply:
+    """Each value judged by the config class beside the defaults of ``config_init``."""
+    default, _ = defaults_of(environment)
+    model = type(default)
+    errors = {name: "No such field." for name in values if name not in model.model_fields}
+    good = {name: value for name, value in values.items() if name not in errors}
+    base = {name: getattr(default, name) for name in model.model_fields}
+    while True:
+        try:
+            config = model.model_validate({**base, **good})
+        except ValidationError as error:
+            found = {str(e["loc"][0]) if e["loc"] else "": f"{e['msg']}, found {e['input']!r}" for e in error.errors()}
+            errors.update({name or "values": text for name, text in found.items()})
+            bad = set(found) & set(good)
+            if not bad:  # the values do not fit each other, or the defaults themselves are wrong
+                return ValidationReply(ok=False, errors=errors)
+            good = {name: value for name, value in good.items() if name not in bad}
+        else:
+            coerced = {name: to_jsonable_python(getattr(config, name)) for name in good}
+            return ValidationReply(ok=not errors, values=coerced, errors=errors)
+
+
+def _field(config: BaseModel, name: str, schema: Mapping[str, Any]) -> FieldInfo:
+    info = type(config).model_fields[name]
+    return FieldInfo(
+        name=name,
+        type=type_name(info.annotation),
+        default=to_jsonable_python(getattr(config, name), fallback=str, inf_nan_mode="null"),
+        description=info.description or "",
+        json_schema=_inlined(schema["properties"].get(info.alias or name, {}), schema.get("$defs", {})),
+    )
+
+
+def type_name(annotation: Any) -> str:
+    """``int``, ``float | None``, ``'a' | 'b'``, ``list[str]``; an enum by its values."""
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
+    if annotation is None or annotation is types.NoneType:
+        return "None"
+    if origin is typing.Annotated:
+        return type_name(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(type_name(part) for part in arguments)
+    if origin is typing.Literal:
+        return " | ".join(repr(value) for value in arguments)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " | ".join(repr(member.value) for member in annotation)
+    if origin is not None:
+        inner = ", ".join("..." if part is Ellipsis else type_name(part) for part in arguments)
+        return f"{getattr(origin, '__name__', str(origin))}[{inner}]"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _inlined(part: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
+    """A schema without ``$ref``. A model that contains itself is cut off after a few levels."""
+    if isinstance(part, list):
+        return [_inlined(one, definitions, depth) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        if depth > 4:
+            return {"type": "object"}
+        target = definitions.get(part["$ref"].rsplit("/", 1)[-1], {})
+        rest = {key: value for key, value in part.items() if key != "$ref"}
+        return _inlined({**target, **rest}, definitions, depth + 1)
+    return {key: _inlined(value, definitions, depth) for key, value in part.items()}

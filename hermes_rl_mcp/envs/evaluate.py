@@ -1,0 +1,63 @@
+"""Evaluation: runs the environment's hook and writes ``metrics.json`` and ``samples.jsonl`` as Atropos does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_rl_mcp.envs.base import BaseEnv, EvalReport
+
+log = logging.getLogger(__name__)
+
+
+async def run_evaluation(env: BaseEnv, step: int | None = None) -> EvalReport:
+    """What ``env.evaluate()`` found; also written to ``data_dir_to_save_evals`` (in a run, to ``step_N`` below it)."""
+    started = time.monotonic()
+    result = await env.evaluate()
+    seconds = time.monotonic() - started
+    if isinstance(result, EvalReport):
+        report = result
+    else:
+        report = EvalReport({name: float(value) for name, value in (result or {}).items()})
+    folder = env.config.data_dir_to_save_evals
+    if folder:
+        target = Path(folder) if step is None else Path(folder) / f"step_{step}"
+        _write(env, report, target, seconds)
+    elif step is None:
+        log.warning("data_dir_to_save_evals is not set: metrics.json and samples.jsonl are not written")
+    log.info("evaluation took %.1f s: %s", seconds, json.dumps(report.metrics))
+    return report
+
+
+def _write(env: BaseEnv, report: EvalReport, folder: Path, seconds: float) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # Inside the file the original drops the namespace that W&B charts need.
+    metrics = {name.removeprefix("eval/"): value for name, value in report.metrics.items()}
+    document: dict[str, Any] = {
+        "config_general": {
+            "model_name": env.server_configs[0].model_name if env.server_configs else "",
+            "total_evaluation_time_seconds": str(round(seconds, 3)),
+            "generation_parameters": report.generation_parameters,
+        },
+        "results": {f"atropos|{env.env_name()}|0": metrics, "all": metrics},
+    }
+    _replace(folder / "metrics.json", json.dumps(document, indent=2, ensure_ascii=False))
+    lines = [json.dumps(sample, ensure_ascii=False, default=str) for sample in report.samples]
+    _replace(folder / "samples.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_suffix(".tmp")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def table(metrics: Mapping[str, float]) -> str:
+    """For people, one metric per line."""
+    width = max((len(name) for name in metrics), default=0)
+    return "\n".join(f"{name:<{width}}  {value:.4g}" for name, value in metrics.items()) or "no metrics"

@@ -1,0 +1,157 @@
+"""What may be sent as a group, and the count of what was not.
+
+Invariant: every group an environment makes ends in exactly one of these counts: sent, dropped with a reason, failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_LOGPROB, ScoredData
+from hermes_rl_mcp.errors import HermesRLError
+
+log = logging.getLogger(__name__)
+
+CONSECUTIVE_LIMIT = 20
+"""Unusable groups in a row after which the environment gives up: by then it is no accident."""
+EQUAL_SCORES_LIMIT = 500
+"""Groups in a row without any difference in score, when those are dropped here: the task has no signal."""
+
+
+class BadGroupError(Exception):
+    """A group that must not be sent. ``reason`` is a short name to count by."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+class GivingUpError(HermesRLError):
+    """The environment cannot make usable groups."""
+
+
+def checked(
+    group: Mapping[str, Any], *, group_size: int, max_token_len: int = -1, refuse_equal_scores: bool = False
+) -> ScoredData:
+    """The group as it goes over the wire. Raises BadGroupError. ``max_token_len`` <= 0 = no limit."""
+    try:
+        # Environments written for Atropos give [] and {} for what is absent.
+        data = ScoredData.model_validate({k: v for k, v in group.items() if v not in ([], {}) or k in _REQUIRED})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadGroupError("invalid", f"{where}: {first['msg']}") from error
+    _check_size(data, group_size)
+    for index, (tokens_T, masks_T) in enumerate(zip(data.tokens, data.masks, strict=True)):
+        _check_sequence(data, index, tokens_T, masks_T)
+        if 0 < max_token_len <= len(tokens_T):
+            raise BadGroupError(
+                "too_long",
+                f"sequence {index} has {len(tokens_T)} tokens, the trainer takes fewer than "
+                f"{max_token_len}; lower max_token_length or raise max_token_trainer_length",
+            )
+    if not all(math.isfinite(score) for score in data.scores):
+        raise BadGroupError("invalid", f"scores are not finite: {data.scores}")
+    if refuse_equal_scores and len(data.scores) > 1 and len(set(data.scores)) == 1:
+        raise BadGroupError("equal_scores", f"every score is {data.scores[0]}")
+    return data
+
+
+_REQUIRED = ("tokens", "masks", "scores")
+_PER_SEQUENCE = ("masks", "scores", "advantages", "ref_logprobs", "inference_logprobs", "messages", "overrides")
+
+
+def _check_size(data: ScoredData, group_size: int) -> None:
+    expected = int((data.group_overrides or {}).get("group_size", group_size))
+    if len(data.tokens) != expected:
+        raise BadGroupError("wrong_size", f"{len(data.tokens)} sequences where group_size is {expected}")
+    for name in _PER_SEQUENCE:
+        column: Sequence[Any] | None = getattr(data, name)
+        if column is not None and len(column) != expected:
+            raise BadGroupError("invalid", f"{len(column)} {name} for {expected} sequences")
+
+
+def _check_sequence(data: ScoredData, index: int, tokens_T: list[int], masks_T: list[int]) -> None:
+    for name in ("masks", "advantages", "ref_logprobs", "inference_logprobs"):
+        column = getattr(data, name)
+        if column is None:
+            continue
+        values = column[index]
+        if len(values) != len(tokens_T):
+            raise BadGroupError("invalid", f"sequence {index}: {len(values)} {name} for {len(tokens_T)} tokens")
+        if not all(math.isfinite(value) for value in values):
+            raise BadGroupError("invalid", f"sequence {index}: {name} are not finite")
+    for token, mask in zip(tokens_T, masks_T, strict=True):
+        if mask not in (MASKED, token):
+            raise BadGroupError("invalid", f"sequence {index}: a mask is neither {MASKED} nor its token")
+    if data.inference_logprobs is not None:
+        for logprob, mask in zip(data.inference_logprobs[index], masks_T, strict=True):
+            if mask != MASKED and logprob > 0 and logprob != NO_LOGPROB:
+                raise BadGroupError("invalid", f"sequence {index}: a logprob is above 0: {logprob}")
+
+
+@dataclass
+class Tally:
+    """Counts since the start, and how many unusable groups came in a row."""
+
+    sent: int = 0
+    failed: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    unusable_in_a_row: int = 0
+    equal_in_a_row: int = 0
+    first_error: str = ""
+    """Of the current row of unusable groups."""
+
+    def count_sent(self) -> None:
+        self.sent += 1
+        self.unusable_in_a_row = self.equal_in_a_row = 0
+        self.first_error = ""
+
+    def count_dropped(self, error: BadGroupError) -> None:
+        self.dropped[error.reason] += 1
+        if error.reason == "equal_scores":
+            self.equal_in_a_row += 1
+            log.info("group dropped: %s", error)
+            return
+        log.warning("group dropped (%s): %s", error.reason, error)
+        self._unusable(f"{error.reason}: {error}")
+
+    def count_failed(self, error: BaseException) -> None:
+        self.failed += 1
+        sentence = f"{type(error).__name__}: {error}"
+        # The whole traceback once per row; twenty of the same would hide everything else.
+        log.warning("group failed: %s", sentence, exc_info=error if self.unusable_in_a_row == 0 else None)
+        self._unusable(sentence)
+
+    def raise_if_hopeless(self) -> None:
+        if self.unusable_in_a_row >= CONSECUTIVE_LIMIT:
+            raise GivingUpError(
+                f"{self.unusable_in_a_row} groups in a row could not be used. The first: {self.first_error}",
+                hint="Correct the environment or its configuration; its log has the traceback.",
+            )
+        if self.equal_in_a_row >= EQUAL_SCORES_LIMIT:
+            raise GivingUpError(
+                f"In {self.equal_in_a_row} groups in a row every score was the same: nothing to learn from.",
+                hint="Make the task easier or the reward finer, or raise group_size.",
+            )
+
+    def metrics(self) -> dict[str, float]:
+        named = {f"groups/dropped/{reason}": float(count) for reason, count in self.dropped.items()}
+        dropped = float(sum(self.dropped.values()))
+        return {
+            "groups/sent": float(self.sent),
+            "groups/failed": float(self.failed),
+            "groups/dropped": dropped,
+            **named,
+        }
+
+    def _unusable(self, sentence: str) -> None:
+        self.first_error = self.first_error or sentence
+        self.unusable_in_a_row += 1

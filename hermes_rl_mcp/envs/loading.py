@@ -1,0 +1,86 @@
+"""Loads an environment class out of a file. The file's name on disk decides, never the current folder.
+
+The module is registered under its own stem, so that a user's file can import its siblings and they it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hermes_rl_mcp.envs.base import BaseEnv
+from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
+from hermes_rl_mcp.errors import EnvironmentFileError
+
+
+def load_environment(spec: str) -> type[BaseEnv]:
+    """``FILE`` or ``FILE:Class``. What importing the file raises comes through as it is."""
+    path_text, class_name = spec, ""
+    if ":" in spec and not Path(spec).is_file():
+        path_text, _, class_name = spec.rpartition(":")
+    path = Path(path_text).expanduser().absolute()
+    if not path.is_file():
+        raise EnvironmentFileError(f"There is no environment file {path}.", hint="Give FILE.py or FILE.py:ClassName.")
+    module = _import(path)
+    if not class_name:
+        return _only_environment(module, path)
+    chosen = getattr(module, class_name, None)
+    if not (inspect.isclass(chosen) and issubclass(chosen, BaseEnv)):
+        found = "no such class" if chosen is None else "not a subclass of hermes_rl_mcp.envs.BaseEnv"
+        raise EnvironmentFileError(
+            f"{path} has no environment class '{class_name}': {found}.",
+            hint="Environments written for atroposlib need the extra: pip install 'hermes-rl-mcp[atropos]'."
+            if chosen is not None
+            else f"Classes it defines: {', '.join(_environments(module)) or 'none'}.",
+        )
+    return chosen
+
+
+def defaults_of(environment: type[BaseEnv]) -> tuple[BaseEnvConfig, list[APIServerConfig]]:
+    """What ``config_init`` gives; a single server config (some of Atropos' environments) counts as a list of one."""
+    given: tuple[BaseEnvConfig, Any] = environment.config_init()
+    config, servers = given
+    return config, list(servers) if isinstance(servers, list | tuple) else [servers]
+
+
+def _import(path: Path) -> ModuleType:
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last, so that a sibling cannot shadow a library
+    name = path.stem
+    if name in sys.modules or name in sys.stdlib_module_names:
+        name = f"{name}_environment"  # a file called json.py must not become the json of everybody
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise EnvironmentFileError(f"{path} is not a Python file.", hint="Give FILE.py or FILE.py:ClassName.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _environments(module: ModuleType) -> dict[str, type[BaseEnv]]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, BaseEnv) and value.__module__ == module.__name__
+    }
+
+
+def _only_environment(module: ModuleType, path: Path) -> type[BaseEnv]:
+    found = _environments(module)
+    # A file may hold intermediate classes; the one nothing else in it derives from is meant.
+    leaves = {n: c for n, c in found.items() if not any(o is not c and issubclass(o, c) for o in found.values())}
+    if len(leaves) != 1:
+        raise EnvironmentFileError(
+            f"{path} defines {len(leaves)} environments: {', '.join(leaves) or 'none'}.",
+            hint="Name one: FILE.py:ClassName." if leaves else "Derive a class from hermes_rl_mcp.envs.BaseEnv.",
+        )
+    return next(iter(leaves.values()))
