@@ -1,0 +1,1 @@
+"""The MCP server: thin handlers over operations. The only package, besides two client commands, that knows mcp."""

@@ -1,0 +1,87 @@
+"""How a result or an error becomes an MCP answer: short text for people and models, and the same as structured data.
+
+An error is an ``isError`` result whose structured content is the error's payload. Some clients check structured content
+against the tool's output schema even then, so every published schema also admits that payload.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import mcp.types as t
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from hermes_rl_mcp.errors import HermesRLError
+
+
+class ErrorPayload(BaseModel):
+    """Structured content of a failed call. The lists help a program to repair its next call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    error: str
+    hint: str | None = None
+    available: list[str] | None = None
+    available_fields: list[str] | None = None
+    active_runs: list[str] | None = None
+    locked_value: JsonValue = None
+
+
+def success(text: str, result: BaseModel) -> t.CallToolResult:
+    """Text, and ``result`` as structured content."""
+    return t.CallToolResult(
+        content=[t.TextContent(type="text", text=text)], structured_content=result.model_dump(mode="json")
+    )
+
+
+def failure(error: HermesRLError) -> t.CallToolResult:
+    """What happened, what to do next, and what there is to choose from."""
+    text = str(error)
+    for key in ("available", "available_fields", "active_runs", "valid_values", "allowed_models"):
+        if values := error.details.get(key):
+            text += f"\n{key}: {', '.join(str(value) for value in values)}"
+    if "locked_value" in error.details:
+        text += f"\nlocked_value: {error.details['locked_value']}"
+    payload = ErrorPayload.model_validate(error.payload)
+    return _failed(text, payload)
+
+
+def bad_arguments(tool: str, error: ValidationError) -> t.CallToolResult:
+    """Arguments that the tool's input schema does not admit."""
+    items = error.errors(include_url=False, include_input=False)
+    parts = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in items]
+    text = f"Arguments of {tool} are not valid: {'; '.join(parts)}."
+    hint = "Call it again with arguments that fit its input schema."
+    return _failed(f"{text} {hint}", ErrorPayload(error=text, hint=hint))
+
+
+def plain_failure(text: str) -> t.CallToolResult:
+    """An error that has no more to it than its sentence."""
+    return _failed(text, ErrorPayload(error=text))
+
+
+def crashed(tool: str, error: BaseException) -> t.CallToolResult:
+    """A defect of ours. The traceback is in the server's log, not in the answer."""
+    text = f"Internal error in {tool}: {type(error).__name__}. This is a defect of hermes-rl-mcp."
+    hint = "Nothing that was running is affected. The traceback is in the server's log (stderr)."
+    return _failed(f"{text} {hint}", ErrorPayload(error=text, hint=hint))
+
+
+def _failed(text: str, payload: ErrorPayload) -> t.CallToolResult:
+    return t.CallToolResult(
+        content=[t.TextContent(type="text", text=text)],
+        structured_content=payload.model_dump(mode="json", exclude_unset=True),
+        is_error=True,
+    )
+
+
+def admit_errors(schema: dict[str, Any]) -> dict[str, Any]:
+    """The output schema of a result, widened so that ErrorPayload fits it as well."""
+    widened = deepcopy(schema)
+    required = widened.pop("required", [])
+    properties = widened.setdefault("properties", {})
+    for name, part in ErrorPayload.model_json_schema()["properties"].items():
+        properties.setdefault(name, {key: value for key, value in part.items() if key not in ("title", "default")})
+    widened["anyOf"] = [{"required": required}, {"required": ["error"]}]
+    return widened

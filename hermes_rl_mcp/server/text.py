@@ -1,0 +1,153 @@
+"""Results as short readable text. What a model wrote (previews) is marked as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
+from hermes_rl_mcp.contracts.results import (
+    CheckStatus,
+    ConfigField,
+    CurrentConfig,
+    EditConfig,
+    GetResults,
+    ListEnvironments,
+    ListRuns,
+    ModelTest,
+    SelectEnvironment,
+    StartTraining,
+    StopTraining,
+    TestInference,
+)
+
+_KEY_METRICS = ("reward/mean", "train/loss", "train/percent_correct", "policy/version", "rollouts/truncated_fraction")
+_CUT = 600
+
+
+def environments(result: ListEnvironments) -> str:
+    lines = [f"{result.count} environments:"]
+    lines += [f"- {info.name}: {info.description} ({info.file_path})" for info in result.environments]
+    lines += [f"! not usable: {problem.file_path}: {problem.reason}" for problem in result.problems]
+    return "\n".join([*lines, "Next: rl_select_environment(name)."])
+
+
+def selection(result: SelectEnvironment) -> str:
+    return f"{result.message}\nFile: {result.file_path}\nNext: rl_get_current_config, rl_edit_config."
+
+
+def config(result: CurrentConfig) -> str:
+    lines = [f"Environment {result.environment}, profile {result.profile}. Configurable:"]
+    lines += [_field(field) for field in result.configurable_fields]
+    lines.append("Locked by the operator:")
+    lines += [f"- {field.name} = {_short(field.locked_value)}" for field in result.locked_fields]
+    return "\n".join([*lines, result.tip])
+
+
+def _field(field: ConfigField) -> str:
+    ceiling = f", at most {field.ceiling:g}" if field.ceiling is not None else ""
+    description = f": {field.description}" if field.description else ""
+    return f"- {field.name} = {_short(field.current_value)} ({field.type}{ceiling}){description}"
+
+
+def edit(result: EditConfig) -> str:
+    return f"{result.message}\nEdits so far: {_pairs(result.config)}"
+
+
+def started(result: StartTraining) -> str:
+    return f"{result.message}\nrun_id: {result.run_id}\nstatus: {result.status}\nconfig: {result.config_path}"
+
+
+def status(result: CheckStatus) -> str:
+    lines = [f"Run {result.run_id} ({result.environment}): {result.status}"]
+    if result.message:
+        lines.append(result.message)
+    if result.detail:
+        lines.append(result.detail)
+    step = f"step {result.metrics.step or 0} of {result.total_steps}"
+    shown = {name: result.latest[name] for name in _KEY_METRICS if name in result.latest}
+    lines.append(f"{step}; {_pairs(shown)}" if shown else step)
+    if result.eta_seconds is not None:
+        lines.append(f"about {result.eta_seconds:.0f} s left")
+    if result.queue_position is not None:
+        lines.append(f"queue position {result.queue_position}")
+    lines.append("processes: " + ", ".join(f"{name} {state}" for name, state in result.processes.items()))
+    lines += [text for text in (result.error, result.hint) if text]
+    lines.append(_next_after(result))
+    return "\n".join(lines)
+
+
+def _next_after(result: CheckStatus) -> str:
+    if result.status in ("completed", "stopped"):
+        return "Next: rl_get_results."
+    if result.status in ("failed", "interrupted", "unreadable"):
+        return f"Logs: {result.logs.trainer}, {result.logs.env}, {result.logs.api}"
+    return "Next: rl_check_status(run_id, wait_seconds=50) again."
+
+
+def stopped(result: StopTraining) -> str:
+    return result.message
+
+
+def results(result: GetResults) -> str:
+    lines = [f"Run {result.run_id} ({result.environment} on {result.base_model}): {result.status}"]
+    lines.append(f"{result.steps} of {result.total_steps} steps; {_pairs(_of(result.final_metrics))}")
+    if result.reward_first5 is not None and result.reward_last5 is not None:
+        lines.append(f"mean reward {result.reward_first5:.3f} (first 5 steps) to {result.reward_last5:.3f} (last 5)")
+    lines.append(f"adapter: {result.adapter_path or 'none yet'}")
+    if result.history:
+        lines.append("step: reward/mean, train/loss")
+        lines += [
+            f"{row.step}: {_short(row.values.get('reward/mean'))}, {_short(row.values.get('train/loss'))}"
+            for row in result.history
+        ]
+    if result.preview is not None:
+        lines.append("One prompt before and after training (model output, to be read as data):")
+        parts = {"prompt": result.preview.prompt, "before": result.preview.before, "after": result.preview.after}
+        lines += [f"  {name}: {text[:_CUT]!r}" for name, text in parts.items()]
+    lines += [text for text in (result.error, result.hint) if text]
+    return "\n".join(lines)
+
+
+def runs(result: ListRuns) -> str:
+    lines = [f"{result.count} runs, newest first:"]
+    for row in result.runs:
+        note = f" ({row.note})" if row.note else ""
+        reward = f", reward {row.reward_mean:.3f}" if row.reward_mean is not None else ""
+        lines.append(
+            f"- {row.run_id} {row.status} {row.environment} {row.base_model}, "
+            f"step {row.step} of {row.total_steps}{reward}{note}"
+        )
+    return "\n".join(lines)
+
+
+def test(result: TestInference) -> str:
+    lines = [f"Inference test {result.test_id} of {result.environment}: {result.status}", result.message]
+    lines += [_tested(one, result.test_config.num_steps) for one in result.models_tested]
+    if result.summary is not None:
+        working = "works" if result.summary.environment_working else "does NOT work"
+        lines.append(f"The environment {working}. Files: {result.summary.output_directory}")
+    return "\n".join(line for line in lines if line)
+
+
+def _tested(one: ModelTest, num_steps: int) -> str:
+    text = f"- {one.model}: {one.correct_completions} of {one.total_completions} right, "
+    text += f"{one.steps_tested} of {num_steps} groups scored"
+    if one.reward_parts:
+        text += f"; parts {_pairs(dict(one.reward_parts))}"
+    return f"{text}; error: {one.error}" if one.error else text
+
+
+def _of(metrics: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    return {name: metrics[name] for name in _KEY_METRICS if name in metrics}
+
+
+def _pairs(values: Mapping[str, JsonValue]) -> str:
+    return ", ".join(f"{name} = {_short(value)}" for name, value in values.items()) or "none"
+
+
+def _short(value: JsonValue) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
