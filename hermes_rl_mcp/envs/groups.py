@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_LOGPROB, ScoredData
+from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_LOGPROB, ScoredData, SequenceNotes
 from hermes_rl_mcp.errors import HermesRLError
 
 log = logging.getLogger(__name__)
@@ -155,3 +155,35 @@ class Tally:
     def _unusable(self, sentence: str) -> None:
         self.first_error = self.first_error or sentence
         self.unusable_in_a_row += 1
+
+
+@dataclass
+class Interval:
+    """Numbers over the sequences sent since the last metrics line."""
+
+    lengths: list[int] = field(default_factory=list)
+    """Trained tokens per sequence."""
+    correct: list[bool] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, data: ScoredData) -> None:
+        self.lengths += [sum(mask != MASKED for mask in masks_T) for masks_T in data.masks]
+        notes = [SequenceNotes.model_validate(one) for one in data.overrides or [{} for _ in data.scores]]
+        for score, note in zip(data.scores, notes, strict=True):
+            self.correct.append(note.reward_parts.get("correct", score) > 0)
+            for name, value in note.reward_parts.items():
+                self.parts.setdefault(name, []).append(value)
+
+    def metrics(self) -> dict[str, float]:
+        if not self.lengths:
+            return {}
+        return {
+            "train/percent_correct": _mean(self.correct),
+            "train/completion_lengths": _mean(self.lengths),
+            "train/completion_lengths_max": float(max(self.lengths)),
+            **{f"reward/{name}": _mean(values) for name, values in self.parts.items()},
+        }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

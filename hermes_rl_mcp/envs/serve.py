@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_rl_mcp.contracts.rollout_api import MASKED, InfoReply, RegisterEnv, ScoredData, StatusEnvReply
+from hermes_rl_mcp.contracts.rollout_api import InfoReply, RegisterEnv, ScoredData, StatusEnvReply
 from hermes_rl_mcp.envs.base import BaseEnv, RolloutsFailedError
 from hermes_rl_mcp.envs.config import EvalHandling
 from hermes_rl_mcp.envs.evaluate import run_evaluation
-from hermes_rl_mcp.envs.groups import BadGroupError, Tally, checked
+from hermes_rl_mcp.envs.groups import BadGroupError, Interval, Tally, checked
 from hermes_rl_mcp.envs.reports import MetricLines
 from hermes_rl_mcp.envs.rollout_client import RolloutClient, UnregisteredError
 from hermes_rl_mcp.errors import InvalidValueError
@@ -54,7 +54,7 @@ class Worker:
         self._checkpoint_interval = 0
         self._paused_until = 0.0
         self._sent_at_last_line = 0
-        self._lengths: list[int] = []
+        self._interval = Interval()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set. Raises what makes going on pointless."""
@@ -205,7 +205,7 @@ class Worker:
             self.tally.count_dropped(error)
             return
         self.tally.count_sent()
-        self._lengths += [sum(mask != MASKED for mask in masks_T) for masks_T in data.masks]
+        self._interval.add(data)
 
     def _failed(self, error: Exception) -> None:
         self.tally.count_failed(error)
@@ -230,11 +230,8 @@ class Worker:
         return bool(self._tasks) and self.env.config.eval_handling == EvalHandling.STOP_TRAIN
 
     async def _log_step(self) -> None:
-        metrics = self.tally.metrics()
-        if self._lengths:
-            metrics["train/completion_lengths"] = sum(self._lengths) / len(self._lengths)
-            metrics["train/completion_lengths_max"] = float(max(self._lengths))
-        self._lengths = []
+        metrics = {**self._interval.metrics(), **self.tally.metrics()}
+        self._interval = Interval()
         self._sent_at_last_line = self.tally.sent
         await self.env.wandb_log(metrics)
 
