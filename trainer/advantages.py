@@ -1,0 +1,42 @@
+"""Scores of a group to advantages: score minus group mean, no division by the standard deviation.
+
+Invariant: a group whose scores differ by no more than ``ZERO_VARIANCE`` has advantages of exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+ZERO_VARIANCE = 1e-6
+"""Float noise between equal rewards must not become a signal."""
+
+
+def is_zero_variance(scores_G: Sequence[float]) -> bool:
+    return max(scores_G) - min(scores_G) <= ZERO_VARIANCE
+
+
+def centred(scores_G: Sequence[float]) -> list[float]:
+    if is_zero_variance(scores_G):
+        return [0.0] * len(scores_G)
+    mean = fmean(scores_G)
+    return [score - mean for score in scores_G]
+
+
+def token_advantages(
+    scores_G: Sequence[float],
+    given_GT: Sequence[Sequence[float]] | None,
+    zeroed_G: Sequence[bool],
+    lengths_G: Sequence[int],
+) -> list[list[float]]:
+    """Advantages per token [G][T]. Those an environment gives win over scores; a zeroed sequence has none, but its
+    score stays in its siblings' baseline."""
+    if given_GT:
+        per_token = [list(given_T) for given_T in given_GT]
+    else:
+        values_G = centred(scores_G)
+        per_token = [[value] * length for value, length in zip(values_G, lengths_G, strict=True)]
+    return [
+        [0.0] * length if zeroed else advantages_T
+        for advantages_T, zeroed, length in zip(per_token, zeroed_G, lengths_G, strict=True)
+    ]

@@ -1,0 +1,165 @@
+"""What a backend must do for the loop, in plain Python: no torch here, so the loop and its tests stay light.
+
+Invariant: a policy version names exactly one set of adapter weights, and every sampled completion names the version
+that sampled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hermes_rl_mcp.contracts.sampling_api import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One sequence to train on. All four lists have the length T of the whole sequence and are aligned with
+    ``tokens_T``; the shift by one position happens once, where the backend pairs a source with its target."""
+
+    group: int
+    """Sequences of one group may share their prompt's computation."""
+    tokens_T: list[int]
+    trainable_T: list[bool]
+    """False at index 0: nothing predicts the first token."""
+    sampler_logprobs_T: list[float]
+    """0.0 where not trainable."""
+    advantages_T: list[float]
+    """0.0 where not trainable."""
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    adapter_max_abs: float
+    """After the step."""
+    trainer_logprob_mean: float
+    """Over the trained tokens, before the step."""
+    policy_version: int
+    """After the step."""
+    train_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One prompt and how to continue it ``n`` times."""
+
+    prompt_ids: tuple[int, ...]
+    n: int = 1
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """Beside the model's own end-of-sequence ids."""
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """Token ids exactly as sampled, the end-of-sequence or stop tokens included, and one finite logprob for each."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    completions: list[Completion]
+    policy_version: int
+    """Smallest version that sampled one of the completions; each completion has a single one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScore:
+    """Logprob of one given token, and the ``top`` most likely ones at its position."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    positions: list[PositionScore | None]
+    """None for the first token."""
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start; they only rise."""
+
+    sampled_tokens: int = 0
+    sample_s: float = 0.0
+    forward_passes: int = 0
+    prefill_passes: int = 0
+    requests: int = 0
+    """Requests answered."""
+    most_rows: int = 0
+    """Largest number of completions decoded in one pass."""
+    most_requests: int = 0
+    """Largest number of requests that shared one pass."""
+
+
+class Sampler(Protocol):
+    """What the HTTP surface needs. Futures resolve on the compute thread; cancelling one before it starts drops it."""
+
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def policy_version(self) -> int: ...
+    @property
+    def stats(self) -> EngineStats: ...
+    @property
+    def vocabulary_size(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+    def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
+        """Raises InvalidValueError when the chat template refuses the messages."""
+        ...
+
+    def submit(self, request: SampleRequest) -> Future[SampleResult]: ...
+    def score(self, ids: Sequence[int], temperature: float, top: int = 0) -> Future[ScoreResult]: ...
+
+
+class Backend(Sampler, Protocol):
+    """What the loop needs beside sampling."""
+
+    @property
+    def base_sha256(self) -> str: ...
+
+    def train_step(self, data: Sequence[Datum], learning_rate: float, stopping: Callable[[], bool] = ...) -> StepResult:
+        """One optimizer step over ``data`` (not empty), then publish the new version to the sampler.
+
+        Raises NonFiniteError or StepAbandonedError with the weights untouched.
+        """
+        ...
+
+    def adapter_max_abs(self) -> float: ...
+    def greedy(self, prompt_ids: Sequence[int], max_tokens: int, *, adapter: bool) -> list[int]: ...
+    def save_adapter(self, folder: Path, metadata: dict[str, str]) -> None: ...
+    def save_state(self, folder: Path) -> None: ...
+    def load_state(self, adapter: Path, folder: Path, policy_version: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class NonFiniteError(Exception):
+    """Loss or gradient is NaN or infinite; the step was not taken."""
+
+
+class StepAbandonedError(Exception):
+    """The caller asked to stop in the middle of a step; the step was not taken."""
+
+
+class SamplerUnavailableError(RuntimeError):
+    """The sampler is shutting down."""

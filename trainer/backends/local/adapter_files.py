@@ -1,0 +1,56 @@
+"""Write and check PEFT adapter folders.
+
+Invariant: an adapter names the hash of the base it was trained on, and is never loaded onto another one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+from hermes_rl_mcp.errors import PreflightError
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+NOTES_FILE = "hermes_rl.json"
+
+
+def save(peft: Any, folder: Path, metadata: dict[str, str]) -> None:
+    """Weights and configuration as stock peft reads them, and our ``hermes_rl.json``."""
+    state = get_peft_model_state_dict(peft, save_embedding_layers=False)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt", **metadata})
+    config = peft.peft_config["default"]
+    training, config.inference_mode = config.inference_mode, True
+    try:
+        config.save_pretrained(folder)
+    finally:
+        config.inference_mode = training
+    (folder / NOTES_FILE).write_text(json.dumps(metadata, indent=1) + "\n")
+
+
+def restore(peft: Any, folder: Path) -> None:
+    """Put the saved weights into the live adapter."""
+    set_peft_model_state_dict(peft, load_file(folder / WEIGHTS_FILE))
+
+
+def check_base(folder: Path, base_sha256: str) -> dict[str, str]:
+    """What the adapter says of itself. Raises PreflightError if it belongs to another base or is no adapter."""
+    if not (folder / "adapter_config.json").is_file():
+        raise PreflightError(
+            f"{folder} is not a PEFT adapter: it has no adapter_config.json.",
+            hint="Give the adapter folder that rl_get_results names.",
+        )
+    try:
+        notes: dict[str, str] = json.loads((folder / NOTES_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    if notes.get("base_sha256") not in (None, base_sha256):
+        raise PreflightError(
+            f"The adapter in {folder} was trained on other base weights than the ones loaded.",
+            hint=f"Load it onto {notes.get('base_model')} with the same weights (hash {notes['base_sha256'][:12]}).",
+        )
+    return notes

@@ -1,0 +1,222 @@
+"""The local backend: one model in this process that both samples and learns.
+
+Invariant: the sampler reads the live adapter; publishing new weights is raising the version on the compute thread,
+right behind the optimizer step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from jinja2.exceptions import TemplateError
+
+from hermes_rl_mcp.contracts.config import TrainerConfig
+from hermes_rl_mcp.errors import InvalidValueError
+from trainer.backends.base import (
+    Datum,
+    EngineStats,
+    PositionScore,
+    SampleRequest,
+    SampleResult,
+    ScoreResult,
+    StepResult,
+)
+from trainer.backends.local import adapter_files
+from trainer.backends.local.decode import DecodeBatch, Row
+from trainer.backends.local.engine import Engine
+from trainer.backends.local.model import LoadedModel, load, pick_device
+from trainer.backends.local.train import Learner
+
+_RNG_FILE = "rng.json"
+_CACHE_SHARE = 0.4
+"""Of the memory that is free after loading, for the key-value cache."""
+
+
+def _never() -> bool:
+    return False
+
+
+class LocalBackend:
+    """Implements ``trainer.backends.base.Backend``."""
+
+    def __init__(self, model: LoadedModel, config: TrainerConfig, *, version: int = 0) -> None:
+        self._model = model
+        self._version = version
+        self._learner = Learner(
+            model,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            clip_norm=config.grad_clip_norm,
+            reduction=config.loss_reduction,
+            micro_batch_tokens=config.micro_batch_tokens,
+        )
+        self._engine = Engine(
+            model,
+            max_rows=config.sampler_max_rows,
+            max_cache_tokens=_cache_tokens(model),
+            seed=config.seed,
+            version=lambda: self._version,
+        )
+
+    @classmethod
+    def load(
+        cls, folder: Path, config: TrainerConfig, progress: Callable[[str], None], *, adapter: Path | None = None
+    ) -> LocalBackend:
+        """Load the base in ``folder``; with ``adapter`` that one is served, else a fresh one is trained."""
+        if config.torch_threads:
+            torch.set_num_threads(config.torch_threads)
+        model = load(
+            folder,
+            device=pick_device(config.device),
+            rank=config.lora_rank,
+            alpha=config.lora_alpha,
+            seed=config.seed,
+            progress=progress,
+        )
+        if adapter is None:
+            return cls(model, config)
+        notes = adapter_files.check_base(adapter, model.base_sha256)
+        adapter_files.restore(model.peft, adapter)
+        return cls(model, config, version=int(notes.get("policy_version", 0)))
+
+    @property
+    def base_sha256(self) -> str:
+        return self._model.base_sha256
+
+    @property
+    def context_length(self) -> int:
+        return self._model.context_length
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._model.head.vocabulary
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._engine.stats
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._model.tokenizer(text)["input_ids"]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        text: str = self._model.tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
+        try:
+            rendered = self._model.tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+        except (TemplateError, ValueError, TypeError) as error:
+            raise InvalidValueError(
+                f"The model's chat template refused the messages: {error}.",
+                hint="Send roles and contents that the template knows, or use a plain prompt.",
+            ) from error
+        ids: list[int] = rendered["input_ids"]
+        return ids
+
+    def submit(self, request: SampleRequest) -> Future[SampleResult]:
+        return self._engine.submit(request)
+
+    def score(self, ids: Sequence[int], temperature: float, top: int = 0) -> Future[ScoreResult]:
+        return self._engine.run(lambda: self._score(list(ids), temperature, top), exclusive=False)
+
+    def train_step(
+        self, data: Sequence[Datum], learning_rate: float, stopping: Callable[[], bool] = _never
+    ) -> StepResult:
+        def step() -> StepResult:
+            loss, norm, max_abs, logprob_mean, seconds = self._learner.step(data, learning_rate, stopping)
+            self._version += 1
+            return StepResult(loss, norm, max_abs, logprob_mean, self._version, seconds)
+
+        return self._engine.run(step, exclusive=True).result()
+
+    def adapter_max_abs(self) -> float:
+        return self._learner.adapter_max_abs()
+
+    def greedy(self, prompt_ids: Sequence[int], max_tokens: int, *, adapter: bool) -> list[int]:
+        """The likeliest tokens, with the live adapter or with the base alone."""
+        return self._engine.run(lambda: self._greedy(list(prompt_ids), max_tokens, adapter), exclusive=True).result()
+
+    def save_adapter(self, folder: Path, metadata: dict[str, str]) -> None:
+        adapter_files.save(self._model.peft, folder, metadata)
+
+    def save_state(self, folder: Path) -> None:
+        """Optimizer moments and the sampler's random state, without pickle."""
+        self._learner.save(folder)
+        (folder / _RNG_FILE).write_text(json.dumps({"sampler": self._engine.random_state()}))
+
+    def load_state(self, adapter: Path, folder: Path, policy_version: int) -> None:
+        def restore() -> None:
+            adapter_files.check_base(adapter, self.base_sha256)
+            adapter_files.restore(self._model.peft, adapter)
+            self._learner.load(folder)
+            self._engine.set_random_state(json.loads((folder / _RNG_FILE).read_text())["sampler"])
+            self._version = policy_version
+
+        self._engine.run(restore, exclusive=True).result()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    @torch.inference_mode()
+    def _score(self, ids: list[int], temperature: float, top: int) -> ScoreResult:
+        model = self._model
+        positions: list[PositionScore | None] = [None]
+        hidden_1TH = self._whole(ids)
+        block = 256
+        for start in range(0, len(ids) - 1, block):
+            end = min(start + block, len(ids) - 1)
+            logits_CV = model.head.logits(hidden_1TH[0, start:end]) / temperature
+            logprobs_CV = torch.log_softmax(logits_CV, dim=-1)
+            targets_C = torch.tensor(ids[start + 1 : end + 1], device=model.device)
+            chosen = logprobs_CV.gather(1, targets_C[:, None])[:, 0].tolist()
+            best = logprobs_CV.topk(min(top, model.head.vocabulary), dim=-1)
+            for token, logprob, tops, values in zip(
+                targets_C.tolist(), chosen, best.indices.tolist(), best.values.tolist(), strict=True
+            ):
+                positions.append(PositionScore(token, logprob, list(zip(tops, values, strict=True))))
+        return ScoreResult(positions, self._version)
+
+    @torch.inference_mode()
+    def _greedy(self, ids: list[int], max_tokens: int, adapter: bool) -> list[int]:
+        model = self._model
+        if not adapter:
+            with model.peft.disable_adapter():
+                return self._greedy(ids, max_tokens, True)
+        request = SampleRequest(tuple(ids), temperature=0.0)
+        row = Row(request, 0, 0, min(max_tokens, model.context_length - len(ids)), None)
+        batch = DecodeBatch(model, torch.Generator(model.device))
+        batch.admit([[row]])
+        while not row.done:
+            batch.step()
+        return row.completion.token_ids
+
+    def _whole(self, ids: list[int]) -> torch.Tensor:
+        device = self._model.device
+        return self._model.hidden_states(
+            torch.tensor([ids], device=device),
+            mask=None,
+            positions_BT=torch.arange(len(ids), device=device)[None],
+        )
+
+
+def _cache_tokens(model: LoadedModel) -> int:
+    if model.device.type == "cuda":
+        free = torch.cuda.mem_get_info(model.device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    return max(model.context_length, int(free * _CACHE_SHARE) // model.kv_bytes_per_token)

@@ -1,0 +1,141 @@
+"""Load a base model from safetensors and wrap it with a fresh, seeded LoRA adapter.
+
+Invariants: no code of a model repository runs; dropout is 0 everywhere and the model stays in eval mode, so a forward
+pass of the trainer and one of the sampler give the same logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hermes_rl_mcp.errors import PreflightError
+from trainer.backends.local.base_hash import weights_sha256
+from trainer.backends.local.head import Head
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A base model, its adapter and what must be known to run it."""
+
+    peft: Any
+    body: Any
+    """The decoder stack without the head; LoRA layers are inside it."""
+    head: Head
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+    layers: int
+    hidden: int
+    context_length: int
+    eos_ids: frozenset[int]
+    free_masks: bool
+    """The model takes any 4-D attention mask: full attention in all layers."""
+    base_sha256: str
+    kv_bytes_per_token: int
+
+    def adapter_parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.peft.parameters() if parameter.requires_grad]
+
+    def hidden_states(self, ids_BT: Tensor, *, mask: Tensor | None, positions_BT: Tensor, cache: Any = None) -> Tensor:
+        """[B, T, H]. ``mask`` is additive [B, 1, T, K], or 0/1 [B, K] where ``free_masks`` is false."""
+        output = self.body(
+            input_ids=ids_BT, attention_mask=mask, position_ids=positions_BT, cache=cache, use_cache=cache is not None
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+
+def pick_device(wanted: str) -> torch.device:
+    """``auto`` is the GPU if there is one. Raises PreflightError for a GPU that is not there."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise PreflightError(
+            "device is 'cuda', but torch sees no GPU.", hint="Set device to 'auto' or 'cpu', or install a CUDA torch."
+        )
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def load(
+    folder: Path,
+    *,
+    device: torch.device,
+    rank: int,
+    alpha: float,
+    seed: int,
+    adapter: Path | None = None,
+    progress: Callable[[str], None],
+) -> LoadedModel:
+    """fp32 on a CPU, bf16 base with fp32 LoRA on a GPU. With ``adapter`` that one is loaded instead of a fresh one."""
+    progress("hashing the base weights")
+    sha256 = weights_sha256(folder)
+    progress("loading the model")
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    base = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+    ).to(device)
+    progress("adding the adapter")
+    peft = _with_adapter(base, rank, alpha, seed) if adapter is None else PeftModel.from_pretrained(base, adapter)
+    peft.eval()
+    text = base.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return LoadedModel(
+        peft=peft,
+        body=getattr(base, base.base_model_prefix),
+        head=Head(base),
+        tokenizer=tokenizer,
+        device=device,
+        dtype=dtype,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        context_length=int(text.max_position_embeddings),
+        eos_ids=_eos_ids(base, tokenizer),
+        free_masks=_full_attention(text),
+        base_sha256=sha256,
+        kv_bytes_per_token=2 * text.num_hidden_layers * heads * width * dtype.itemsize,
+    )
+
+
+def _with_adapter(base: Any, rank: int, alpha: float, seed: int) -> Any:
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        target_modules="all-linear",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(base, config)
+
+
+def _eos_ids(base: Any, tokenizer: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for value in (base.generation_config.eos_token_id, base.config.eos_token_id, tokenizer.eos_token_id):
+        if isinstance(value, int):
+            ids.add(value)
+        elif value:
+            ids.update(int(one) for one in value)
+    return frozenset(ids)
+
+
+def _full_attention(text_config: Any) -> bool:
+    kinds = getattr(text_config, "layer_types", None)
+    if kinds:
+        return all(kind == "full_attention" for kind in kinds)
+    window = getattr(text_config, "sliding_window", None)
+    return window is None or not getattr(text_config, "use_sliding_window", True)

@@ -1,0 +1,289 @@
+"""Puts the trainer's parts together for one run and tells the truth about how it ended.
+
+Invariants: the endpoint answers /health before the model is there; a run that did not finish never exits 0; a report
+is written last, after everything it speaks of.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import yaml
+from pydantic import JsonValue, ValidationError
+
+from hermes_rl_mcp.contracts.config import RunConfig
+from hermes_rl_mcp.contracts.records import TrainerSummary
+from hermes_rl_mcp.contracts.rollout_api import Registration
+from hermes_rl_mcp.contracts.runs import ChildReport
+from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError
+from hermes_rl_mcp.paths import RunPaths
+from trainer.backends.base import Backend
+from trainer.checkpoints import ADAPTER, Checkpoints, Counters
+from trainer.files import replace_text
+from trainer.http_server import HttpServer, listener
+from trainer.loop import Loop, Outcome, Recorders
+from trainer.metrics import JsonLines, LastEvaluation, Metrics, utc_now
+from trainer.rollout_client import RolloutClient
+from trainer.sampling_app import create_app
+from trainer.service import SamplingService
+from trainer.stopping import EXIT_CODE, StopSignal
+from trainer.wandb_sink import WandbSink
+
+_log = logging.getLogger(__name__)
+
+
+def run(config_path: Path, listen_fd: int | None, *, resume: bool) -> int:
+    """The exit code: 0 completed, 1 failed, 143 asked to stop. Call from the main thread."""
+    paths = RunPaths(config_path.resolve().parent)
+    stop = StopSignal()
+    stop.install()
+    with suppress(FileNotFoundError):
+        paths.report("trainer").unlink()
+    try:
+        config = read_config(config_path)
+        trainer = _Trainer(config, paths, stop, listen_fd, resume=resume)
+        try:
+            return trainer.run()
+        finally:
+            trainer.close()
+    except HermesRLError as error:
+        _log.error("%s", error)
+        _report_failure(paths, error.message, error.hint)
+    except Exception as error:  # noqa: BLE001  process boundary: whatever happened goes into the report and the log
+        _log.exception("the trainer failed")
+        _report_failure(paths, f"The trainer failed: {type(error).__name__}: {error}", _hint_for(error))
+    return 1
+
+
+def read_config(path: Path) -> RunConfig:
+    """Raises InvalidValueError with the first problem."""
+    try:
+        return RunConfig.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidValueError(f"Cannot read {path}: {error.strerror}.", hint="Give a run's config.yaml.") from error
+    except (ValidationError, yaml.YAMLError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        detail = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
+        raise InvalidValueError(f"{path} is no run configuration: {detail}.", hint="Correct the file.") from error
+
+
+class _Trainer:
+    """One run. ``close`` in every case."""
+
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, stop: StopSignal, listen_fd: int | None, *, resume: bool
+    ) -> None:
+        self._config = config
+        self._paths = paths
+        self._stop = stop
+        self._resume = resume
+        self._backend: Backend | None = None
+        self._loop: Loop | None = None
+        settings = config.trainer
+        self._group = settings.wandb_group or config.run.run_id
+        self._service = SamplingService(
+            nonce=config.run.nonce,
+            model=config.run.base_model,
+            wandb_group=self._group if settings.use_wandb else None,
+            wandb_project=settings.wandb_project if settings.use_wandb else None,
+        )
+        app = create_app(self._service, path_prefix=config.run.path_prefix)
+        self._server = HttpServer(app, listener("127.0.0.1", config.ports.trainer, listen_fd))
+
+    def close(self) -> None:
+        self._server.stop()
+        if self._backend is not None:
+            self._backend.close()
+
+    def run(self) -> int:
+        try:
+            backend = self._load()
+            checkpoints = Checkpoints(
+                Path(self._config.trainer.checkpoint_dir or self._paths.checkpoints),
+                backend,
+                base_model=self._config.run.base_model,
+                lora_rank=self._config.trainer.lora_rank,
+            )
+            start = self._starting_point(checkpoints)
+            self._stop.gracefully()
+            outcome = self._train(backend, checkpoints, start)
+        except Exception as error:
+            self._service.failed(f"failed: {error}")
+            raise
+        if not outcome.finished:
+            _log.info("asked to stop; last checkpoint: %s", outcome.checkpoint)
+            return EXIT_CODE
+        self._report_completion(backend, outcome)
+        self._service.phase("finished")
+        return 0
+
+    def _load(self) -> Backend:
+        from trainer.models import materialise
+
+        run = self._config.run
+        folder = materialise(run.base_model, run.model_path, self._service.phase)
+        from trainer.backends.local.backend import LocalBackend
+
+        self._backend = LocalBackend.load(folder, self._config.trainer, self._service.phase)
+        self._service.loaded(self._backend)
+        return self._backend
+
+    def _starting_point(self, checkpoints: Checkpoints) -> Counters | None:
+        """Where to go on. A used run directory is refused unless resuming was asked for."""
+        good = checkpoints.last_good()
+        if not self._resume:
+            if good is not None or self._paths.metrics.exists():
+                raise PreflightError(
+                    f"{self._paths.dir} already holds a run (last checkpoint: {good or 'none'}).",
+                    hint="Add --resume to go on from it, or copy config.yaml into a new folder.",
+                )
+            return None
+        if good is None:
+            raise PreflightError(
+                f"There is no complete checkpoint in {self._paths.dir}.", hint="Start without --resume."
+            )
+        self._service.phase(f"restoring {good.name}")
+        counters = checkpoints.restore(good)
+        for path in (self._paths.metrics, self._paths.rollouts):
+            _keep_steps_up_to(path, counters.step)
+        return counters
+
+    def _train(self, backend: Backend, checkpoints: Checkpoints, start: Counters | None) -> Outcome:
+        config, settings = self._config, self._config.trainer
+        sink = self._wandb()
+        with httpx.Client(trust_env=False) as http:
+            source = RolloutClient(self._rollout_url(), http, self._stop.event, on_answer=self._polling)
+            loop = Loop(
+                settings,
+                backend,
+                source,
+                checkpoints,
+                Recorders(
+                    JsonLines(self._paths.metrics),
+                    JsonLines(self._paths.rollouts),
+                    LastEvaluation(self._paths.env_metrics),
+                    lambda step, values: self._after_step(step, values, sink),
+                ),
+                total_steps=config.total_steps,
+                preview_tokens=config.max_token_length,
+                stopping=self._stop.event.is_set,
+                start=start,
+            )
+            self._service.phase("registering with the rollout API")
+            source.register(self._registration(start.step if start else 0))
+            self._service.phase("waiting for rollouts")
+            try:
+                return loop.run()
+            finally:
+                if sink is not None:
+                    sink.finish()
+
+    def _polling(self) -> None:
+        """The first answer to a poll: the environment may register, requests are answered."""
+        self._service.ready("training")
+
+    def _after_step(self, step: int, values: Metrics, sink: WandbSink | None) -> None:
+        self._service.at_step(step)
+        if sink is not None:
+            sink.log(step, values)
+
+    def _wandb(self) -> WandbSink | None:
+        config, settings = self._config, self._config.trainer
+        if not settings.use_wandb:
+            return None
+        return WandbSink(
+            project=settings.wandb_project,
+            group=self._group,
+            name=settings.wandb_run_name or f"{config.run.environment}-{config.run.run_id}",
+            folder=self._paths.dir,
+            config={**config.env, **settings.model_dump(), "base_model": config.run.base_model},
+        )
+
+    def _registration(self, starting_step: int) -> Registration:
+        config, settings = self._config, self._config.trainer
+        return Registration(
+            wandb_group=self._group,
+            wandb_project=settings.wandb_project,
+            batch_size=config.batch_size,
+            max_token_len=settings.max_token_trainer_length,
+            checkpoint_dir=str(settings.checkpoint_dir or self._paths.checkpoints),
+            save_checkpoint_interval=settings.save_checkpoint_interval,
+            starting_step=starting_step,
+            num_steps=config.total_steps,
+        )
+
+    def _rollout_url(self) -> str:
+        url = self._config.env.get("rollout_server_url")
+        if isinstance(url, str) and url:
+            return url
+        prefix = self._config.run.path_prefix
+        return f"http://127.0.0.1:{self._config.ports.rollout_api}" + (f"/{prefix}" if prefix else "")
+
+    def _report_completion(self, backend: Backend, outcome: Outcome) -> None:
+        run = self._config.run
+        assert outcome.checkpoint is not None
+        extra: dict[str, JsonValue] = {
+            "truncated_sequences": outcome.truncated_sequences,
+            "tokens_without_logprob": outcome.missing_logprobs,
+            "malformed_groups": outcome.malformed_groups,
+        }
+        summary = TrainerSummary(
+            steps=self._config.total_steps,
+            policy_version=backend.policy_version,
+            adapter_path=str((outcome.checkpoint / ADAPTER).absolute()),
+            base_model=run.base_model,
+            model_path=run.model_path,
+            reward_first5=outcome.reward_first5,
+            reward_last5=outcome.reward_last5,
+            preview=outcome.preview,
+            extra=extra,
+        )
+        report = ChildReport(
+            process="trainer",
+            status="completed",
+            step=self._config.total_steps,
+            finished_at=utc_now(),
+            detail=summary.model_dump(mode="json"),
+        )
+        replace_text(self._paths.report("trainer"), report.model_dump_json(indent=1) + "\n")
+
+
+def _keep_steps_up_to(path: Path, last: int) -> None:
+    """Drop the lines of steps that the checkpoint does not know; they will be taken again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] <= last:
+                kept.append(line + "\n")
+    replace_text(path, "".join(kept))
+
+
+def _report_failure(paths: RunPaths, error: str, hint: str) -> None:
+    step = _last_step(paths.metrics)
+    report = ChildReport(
+        process="trainer", status="failed", step=step, error=error, hint=hint or None, finished_at=utc_now()
+    )
+    try:
+        replace_text(paths.report("trainer"), report.model_dump_json(indent=1) + "\n")
+    except OSError as problem:
+        _log.error("the report could not be written: %s", problem)
+
+
+def _last_step(metrics: Path) -> int:
+    with suppress(OSError, ValueError, IndexError, KeyError):
+        return int(json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"])
+    return 0
+
+
+def _hint_for(error: Exception) -> str:
+    text = f"{type(error).__name__} {error}"
+    if "OutOfMemory" in text or "can't allocate memory" in text or isinstance(error, MemoryError):
+        return "Memory ran out: lower micro_batch_tokens, sampler_max_rows, the lengths or the model's size."
+    return f"See the trainer's log (process {os.getpid()})."

@@ -1,0 +1,244 @@
+"""The training loop: lease a batch, step, publish, record, acknowledge.
+
+Invariants: step N is the N-th batch taken and has exactly one line in ``metrics.jsonl``; a batch is acknowledged only
+after that line is written; a batch without signal changes neither the weights nor the policy version.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Protocol
+
+from hermes_rl_mcp.contracts.config import TrainerConfig
+from hermes_rl_mcp.contracts.records import Preview
+from trainer.backends.base import Backend, NonFiniteError, StepAbandonedError, StepResult
+from trainer.batching import TrainingBatch, build_batch
+from trainer.checkpoints import Checkpoints, Counters
+from trainer.failures import TrainingFailedError
+from trainer.metrics import JsonLines, LastEvaluation, Metrics, StepTimes, finite, step_metrics, utc_now
+from trainer.rollout_client import Lease
+from trainer.rollout_log import rollout_lines
+
+_PREVIEW_TOKENS = 200
+_ENDS = 5
+"""Steps at either end whose mean reward is compared."""
+
+_log = logging.getLogger(__name__)
+
+
+class BatchSource(Protocol):
+    """Where batches come from."""
+
+    def next_batch(self) -> Lease | None: ...
+    def acknowledge(self, lease: Lease) -> None: ...
+
+
+@dataclass(frozen=True)
+class Recorders:
+    """Where a step's results go."""
+
+    metrics: JsonLines
+    rollouts: JsonLines
+    evaluation: LastEvaluation
+    also: Callable[[int, Metrics], None]
+    """Optional further sink; must not raise."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the loop ended."""
+
+    finished: bool
+    """False: asked to stop."""
+    checkpoint: Path | None
+    reward_first5: float | None
+    reward_last5: float | None
+    preview: Preview | None
+    truncated_sequences: int
+    missing_logprobs: int
+    malformed_groups: int
+
+
+class Loop:
+    """One run of the trainer."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        backend: Backend,
+        source: BatchSource,
+        checkpoints: Checkpoints,
+        recorders: Recorders,
+        *,
+        total_steps: int,
+        preview_tokens: int,
+        stopping: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+        start: Counters | None = None,
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._source = source
+        self._checkpoints = checkpoints
+        self._recorders = recorders
+        self._total_steps = total_steps
+        self._preview_tokens = min(preview_tokens, _PREVIEW_TOKENS)
+        self._stopping = stopping
+        self._clock = clock
+        self._counters = start or Counters(step=0, optimizer_steps=0, policy_version=0, steps_without_signal=0)
+        self._rewards: list[float] = []
+        self._preview_prompt: list[int] | None = None
+        self._truncated = self._missing = self._malformed = 0
+        self._step_began = clock()
+        self._stats = backend.stats
+
+    @property
+    def step(self) -> int:
+        return self._counters.step
+
+    def run(self) -> Outcome:
+        """Until all steps are done or ``stopping``; either way the last state is checkpointed.
+
+        Raises TrainingFailedError, CheckpointError or EndpointError.
+        """
+        while self._counters.step < self._total_steps and not self._stopping():
+            lease = self._source.next_batch()
+            if lease is None or not self._take(lease):
+                break
+        finished = self._counters.step >= self._total_steps
+        checkpoint = self._checkpoints.save(self._counters) if self._counters.step else None
+        return Outcome(
+            finished=finished,
+            checkpoint=checkpoint,
+            reward_first5=fmean(self._rewards[:_ENDS]) if self._rewards else None,
+            reward_last5=fmean(self._rewards[-_ENDS:]) if self._rewards else None,
+            preview=self._preview() if finished else None,
+            truncated_sequences=self._truncated,
+            missing_logprobs=self._missing,
+            malformed_groups=self._malformed,
+        )
+
+    def _take(self, lease: Lease) -> bool:
+        """One step. False if it was abandoned because of a stop; the batch then stays unacknowledged."""
+        batch = build_batch(lease.groups, self._config.max_token_trainer_length)
+        self._note(batch)
+        version_before = self._backend.policy_version
+        learning_rate = self._learning_rate()
+        try:
+            result = self._backend.train_step(batch.data, learning_rate, self._stopping) if batch.data else None
+        except StepAbandonedError:
+            return False
+        except NonFiniteError as error:
+            raise self._diverged(error) from error
+        self._advance(result)
+        self._record(batch, result, learning_rate if result else None, version_before)
+        self._source.acknowledge(lease)
+        if self._counters.steps_without_signal >= self._config.max_steps_without_signal:
+            raise self._no_signal(batch)
+        interval = self._config.save_checkpoint_interval
+        if interval and self._counters.step % interval == 0:
+            self._checkpoints.save(self._counters)
+        return True
+
+    def _note(self, batch: TrainingBatch) -> None:
+        self._truncated += batch.truncated_sequences
+        self._missing += batch.missing_logprobs
+        self._malformed += len(batch.malformed)
+        for problem in batch.malformed:
+            _log.warning("step %d: left out %s", self._counters.step + 1, problem)
+        if batch.missing_logprobs:
+            _log.warning("step %d: %d tokens without logprob left out", self._counters.step + 1, batch.missing_logprobs)
+        if self._preview_prompt is None and batch.rollouts:
+            first = batch.rollouts[0]
+            self._preview_prompt = first.datum.tokens_T[: first.prompt_length]
+
+    def _learning_rate(self) -> float:
+        warmup = self._config.warmup_steps
+        return self._config.learning_rate * min(1.0, (self._counters.optimizer_steps + 1) / max(1, warmup))
+
+    def _advance(self, result: StepResult | None) -> None:
+        counters = self._counters
+        self._counters = Counters(
+            step=counters.step + 1,
+            optimizer_steps=counters.optimizer_steps + (result is not None),
+            policy_version=self._backend.policy_version,
+            steps_without_signal=0 if result else counters.steps_without_signal + 1,
+        )
+
+    def _record(
+        self, batch: TrainingBatch, result: StepResult | None, learning_rate: float | None, version_before: int
+    ) -> None:
+        step, now, stats = self._counters.step, self._clock(), self._backend.stats
+        values = finite(
+            step_metrics(
+                batch,
+                result,
+                learning_rate=learning_rate,
+                version_before=version_before,
+                adapter_max_abs=result.adapter_max_abs if result else self._backend.adapter_max_abs(),
+                times=StepTimes.between(now - self._step_began, self._stats, stats),
+                eval_percent_correct=self._recorders.evaluation.read(),
+            )
+        )
+        self._step_began, self._stats = now, stats
+        if (reward := values["reward/mean"]) is not None:
+            self._rewards.append(reward)
+        count = self._config.rollouts_logged_per_step
+        self._recorders.rollouts.write(rollout_lines(step, batch.rollouts, self._backend, count))
+        self._recorders.metrics.write([{"step": step, "time": utc_now(), **values}])
+        self._recorders.also(step, values)
+        _log.info(
+            "step %d/%d: reward %s, loss %s, %s tokens trained",
+            step,
+            self._total_steps,
+            values["reward/mean"],
+            values["train/loss"],
+            values["tokens/trained"],
+        )
+
+    def _preview(self) -> Preview | None:
+        prompt = self._preview_prompt
+        if not prompt or len(prompt) >= self._backend.context_length:
+            return None
+        before = self._backend.greedy(prompt, self._preview_tokens, adapter=False)
+        after = self._backend.greedy(prompt, self._preview_tokens, adapter=True)
+        return Preview(
+            prompt=self._backend.decode(prompt),
+            before=self._backend.decode(before),
+            after=self._backend.decode(after),
+        )
+
+    def _last_good(self) -> str:
+        good = self._checkpoints.last_good()
+        return f"The last good checkpoint is {good}." if good else "There is no checkpoint yet."
+
+    def _diverged(self, error: NonFiniteError) -> TrainingFailedError:
+        return TrainingFailedError(
+            f"Step {self._counters.step + 1}: loss or gradient is not finite ({error}); the step was not taken. "
+            f"{self._last_good()}",
+            hint="Lower the learning rate or set grad_clip_norm to 1.0, then start again.",
+        )
+
+    def _no_signal(self, batch: TrainingBatch) -> TrainingFailedError:
+        count = self._counters.steps_without_signal
+        if batch.missing_logprobs and not any(any(r.datum.trainable_T) for r in batch.rollouts):
+            cause = "no token came with the sampler's logprob"
+            hint = "Use server_type vllm or sglang: other types return text without logprobs."
+        elif len(batch.malformed) == batch.groups:
+            cause = f"no group was well formed ({batch.malformed[0]})"
+            hint = "Correct the environment: tokens, masks and logprobs of a sequence need the same length."
+        else:
+            rewards = [rollout.score for rollout in batch.rollouts]
+            cause = f"all scores within every group were equal (last mean reward {fmean(rewards):.4g})"
+            hint = (
+                "Give the environment a reward that varies within a group: easier problems, partial credit, "
+                "a larger group_size or a longer max_token_length."
+            )
+        return TrainingFailedError(
+            f"{count} batches in a row had nothing to learn from: {cause}. {self._last_good()}", hint=hint
+        )

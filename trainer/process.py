@@ -1,0 +1,23 @@
+"""What a process of this package sets up before it imports torch.
+
+Invariant: idle compute threads sleep instead of spinning, so that they do not starve the other processes of a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import MutableMapping
+
+
+def prepare() -> MutableMapping[str, str]:
+    """Logging to standard error and quiet defaults for the libraries. Returns the process's environment."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("httpx", "httpcore", "urllib3", "filelock"):  # httpx would log every poll, with the secret prefix
+        logging.getLogger(name).setLevel(logging.WARNING)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads its OpenMP runtime
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    return os.environ

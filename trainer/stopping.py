@@ -1,0 +1,34 @@
+"""SIGTERM and SIGINT to the trainer: leave at once while nothing can be lost, later finish what must be finished.
+
+Invariant: once ``gracefully`` was called a signal only sets the event; nothing is interrupted in the middle of a write.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+EXIT_CODE = 128 + signal.SIGTERM
+
+
+class StopSignal:
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._graceful = False
+
+    def install(self) -> None:
+        """Main thread only."""
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, self._handle)
+
+    def gracefully(self) -> None:
+        """From now on whoever computes asks ``event`` and ends in order."""
+        self._graceful = True
+        if self.event.is_set():
+            raise SystemExit(EXIT_CODE)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.event.set()
+        if not self._graceful:
+            raise SystemExit(EXIT_CODE)
