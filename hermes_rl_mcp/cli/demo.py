@@ -49,8 +49,8 @@ POLL_S = 5
 """``wait_seconds`` of rl_check_status: the longest the progress display stays unchanged."""
 STOP_TIMEOUT_S = 60.0
 """A stop is TERM, a bounded wait and KILL for three processes; twice what that takes."""
-HISTORY_POINTS = 10_000
-"""All steps of any run the demo makes."""
+HISTORY_POINTS = 500
+"""As many as the tool gives; a longer run's history is thinned out evenly."""
 PASSED_ON = (
     *("HERMES_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "WANDB_", "PIP_", "PYTHON", "VIRTUAL_ENV"),
     *("CUDA_", "NVIDIA_", "LD_LIBRARY_PATH", "OMP_", "MKL_", "OPENBLAS_", "XDG_", "TMPDIR", "LANG", "LC_"),
@@ -181,7 +181,7 @@ async def _work(demo: _Run, view: View, agent: _Agent) -> None:
         started = await agent.call(StartTraining, "rl_start_training")
         demo.run_id, demo.status = started.run_id, started.status
     await anyio.lowlevel.checkpoint()
-    view.says(f"run {started.run_id} is {started.status}")
+    view.says(f"run {started.run_id}: {started.status}")
     await _follow(demo, view, agent, started.run_id)
     demo.results = await agent.call(GetResults, "rl_get_results", run_id=started.run_id, max_points=HISTORY_POINTS)
     view.results(demo.results, [(row.step, row.values) for row in demo.results.history])
@@ -213,7 +213,7 @@ async def _follow(demo: _Run, view: View, agent: _Agent, run_id: str) -> None:
             progress.update(status)
             if _ended(status.status):
                 break
-    view.says(f"run {run_id} is {status.status} after step {status.metrics.step or 0} of {status.total_steps}")
+    view.says(f"run {run_id}: {status.status} after step {status.metrics.step or 0} of {status.total_steps}")
     if status.status != RunStatus.COMPLETED:
         hint = status.hint or f"See: hermes-rl runs logs {run_id}"
         demo.error = HermesRLError(status.error or f"The run ended as {status.status}.", hint=hint)
@@ -242,7 +242,9 @@ async def _stop(demo: _Run, view: View, agent: _Agent) -> None:
 @asynccontextmanager
 async def _connected(environ: dict[str, str], server_log: TextIO) -> AsyncIterator[Client]:
     """A client of our own server. Its stderr goes to ``server_log``; failing to connect is a ServerGone."""
-    server = StdioServerParameters(command=sys.executable, args=["-P", "-m", "hermes_rl_mcp.server"], env=environ)
+    server = StdioServerParameters(
+        command=sys.executable, args=["-P", "-m", "hermes_rl_mcp.server", "--transport", "stdio"], env=environ
+    )
     connected = False
     try:
         async with Client(stdio_client(server, errlog=server_log), read_timeout_seconds=CALL_TIMEOUT_S) as client:

@@ -81,8 +81,9 @@ class View:
         if drawing := curve.draw(rows, color=color, width=self._console.width):
             self._console.print()
             self._console.print(Text.from_ansi(drawing), no_wrap=True)
-        self._console.print()
-        self._console.print(self._summary(results, rows))
+        if rows:
+            self._console.print()
+            self._console.print(self._summary(results, rows))
         if results.preview is not None:
             self._console.print()
             self._console.print(Text.assemble(("prompt  ", "bold"), printable(results.preview.prompt, 600)))
@@ -130,7 +131,7 @@ class _Lines:
     def update(self, status: CheckStatus) -> None:
         step = status.metrics.step or 0
         text = f"step {step}/{status.total_steps}  {_note(status)}" if step else printable(status.detail, 200)
-        line = f"  {status.status}: {text}"
+        line = f"  {status.status}: {text}" if text else f"  {status.status}"
         now = time.monotonic()
         if line != self._shown and now - self._shown_at >= PLAIN_INTERVAL_S:
             self._shown, self._shown_at = line, now
