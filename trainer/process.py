@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import MutableMapping
 
 
@@ -16,6 +17,7 @@ def prepare() -> MutableMapping[str, str]:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("httpx", "httpcore", "urllib3", "filelock"):  # httpx would log every poll, with the secret prefix
         logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft asks by an old name
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads its OpenMP runtime
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -15,6 +15,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from hermes_rl_mcp.errors import PreflightError
 from trainer.backends.local.base_hash import weights_sha256
@@ -76,6 +77,7 @@ def load(
     progress("hashing the base weights")
     sha256 = weights_sha256(folder)
     progress("loading the model")
+    disable_progress_bar()  # a log file is no terminal
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     base = AutoModelForCausalLM.from_pretrained(

@@ -1,0 +1,109 @@
+"""Before any update the sampler's logprobs are the trainer's, through the real HTTP endpoint and with a live adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from tiny_llama import build_tiny_llama
+from trainer_parts import load_model, serving, settings
+
+from trainer.backends.base import Datum
+from trainer.backends.local.backend import LocalBackend
+from trainer.backends.local.model import LoadedModel
+from trainer.backends.local.rows import build_rows
+from trainer.backends.local.train import Learner
+
+PROMPTS = ["2+3=", "a prompt that is rather longer than the other ones", "x"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(build_tiny_llama(tmp_path_factory.mktemp("model")), adapter_std=0.1)
+
+
+@pytest.fixture(scope="module")
+def backend(model: LoadedModel) -> Iterator[LocalBackend]:
+    backend = LocalBackend(model, settings())
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def client(backend: LocalBackend) -> Iterator[httpx.Client]:
+    with serving(backend) as client:
+        yield client
+
+
+def _sample(client: httpx.Client, backend: LocalBackend, temperature: float, top_p: float) -> list[Datum]:
+    data = []
+    for number, prompt in enumerate(PROMPTS):
+        ids = backend.encode(prompt)
+        params = {"n": 4, "max_new_tokens": 24, "temperature": temperature, "top_p": top_p}
+        replies = client.post("/generate", json={"input_ids": ids, "sampling_params": params}).json()
+        for reply in replies:
+            triples = reply["meta_info"]["output_token_logprobs"]
+            completion, logprobs = [t[1] for t in triples], [t[0] for t in triples]
+            data.append(
+                Datum(
+                    number,
+                    ids + completion,
+                    [False] * len(ids) + [True] * len(completion),
+                    [0.0] * len(ids) + logprobs,
+                    [0.0] * len(ids) + [1.0] * len(completion),
+                    temperature or 1.0,
+                )
+            )
+    return data
+
+
+def _worst(model: LoadedModel, data: list[Datum], *, share: bool) -> float:
+    learner = Learner(
+        model, betas=(0.9, 0.95), eps=1e-8, clip_norm=1.0, reduction="token_mean", micro_batch_tokens=8192
+    )
+    rows = build_rows(data, share_prompts=share, hidden=model.hidden, max_tokens=8192)
+    sampled = [value for row in rows for value in row.sampler_logprobs_M]
+    return max(abs(a - b) for a, b in zip(learner.logprobs(rows).tolist(), sampled, strict=True))
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.0, 0.7), (0.0, 1.0)])
+def test_sampler_and_trainer_agree_on_every_logprob(
+    model: LoadedModel, backend: LocalBackend, client: httpx.Client, temperature: float, top_p: float, share: bool
+) -> None:
+    data = _sample(client, backend, temperature, top_p)
+    assert sum(sum(datum.trainable_T) for datum in data) > 100
+    assert _worst(model, data, share=share) < 1e-4
+
+
+def test_a_wrong_temperature_would_be_seen(model: LoadedModel, backend: LocalBackend, client: httpx.Client) -> None:
+    data = [
+        Datum(d.group, d.tokens_T, d.trainable_T, d.sampler_logprobs_T, d.advantages_T, 1.0)
+        for d in _sample(client, backend, 0.6, 1.0)
+    ]
+    assert _worst(model, data, share=True) > 0.1
+
+
+def test_the_logprobs_endpoint_agrees_with_generate(backend: LocalBackend, client: httpx.Client) -> None:
+    for datum in _sample(client, backend, 0.8, 1.0):
+        reply = client.post("/logprobs", json={"input_ids": datum.tokens_T, "temperature": 0.8}).json()
+        scored = [entry["logprob"] for entry in reply["logprobs"]]
+        assert scored[0] is None
+        for at, trained in enumerate(datum.trainable_T):
+            if trained:
+                assert scored[at] == pytest.approx(datum.sampler_logprobs_T[at], abs=1e-4)
+
+
+def test_sampling_follows_each_optimizer_step_at_once(model: LoadedModel) -> None:
+    backend = LocalBackend(model, settings())
+    try:
+        with serving(backend) as client:
+            before = _sample(client, backend, 1.0, 1.0)
+            version = client.get("/health").json()["policy_version"]
+            result = backend.train_step(before, 5e-2)
+            assert result.policy_version == version + 1 == client.get("/health").json()["policy_version"]
+            assert _worst(model, before, share=True) > 1e-2
+            assert _worst(model, _sample(client, backend, 1.0, 1.0), share=True) < 1e-4
+    finally:
+        backend.close()
