@@ -28,9 +28,7 @@ def settings(**values: Any) -> TrainerConfig:
 def load_model(folder: Path, *, adapter_std: float = 0.05, seed: int = 0) -> LoadedModel:
     """With an adapter that changes something, unless ``adapter_std`` is 0."""
     torch.set_num_threads(1)
-    model = load(
-        folder, device=torch.device("cpu"), rank=4, alpha=8.0, seed=seed, progress=lambda _: None
-    )
+    model = load(folder, device=torch.device("cpu"), rank=4, alpha=8.0, seed=seed, progress=lambda _: None)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.peft.named_parameters():

@@ -123,7 +123,7 @@ class _Trainer:
         return 0
 
     def _load(self) -> Backend:
-        from trainer.models import materialise
+        from trainer.models.materialise import materialise
 
         run = self._config.run
         folder = materialise(run.base_model, run.model_path, self._service.phase)

@@ -57,7 +57,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _serve(options: argparse.Namespace, home: Home, stop: threading.Event) -> None:
     from trainer.backends.local.backend import LocalBackend
     from trainer.http_server import HttpServer, listener
-    from trainer.models import materialise
+    from trainer.models.materialise import materialise
     from trainer.sampling_app import create_app
     from trainer.service import SamplingService
 

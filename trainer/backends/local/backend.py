@@ -7,6 +7,7 @@ right behind the optimizer step.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,7 +31,7 @@ from trainer.backends.base import (
 from trainer.backends.local import adapter_files
 from trainer.backends.local.decode import DecodeBatch, Row
 from trainer.backends.local.engine import Engine
-from trainer.backends.local.model import LoadedModel, load, pick_device
+from trainer.backends.local.model import LoadedModel, fetch, load, pick_device
 from trainer.backends.local.train import Learner
 
 _RNG_FILE = "rng.json"
@@ -69,10 +70,9 @@ class LocalBackend:
         cls, folder: Path, config: TrainerConfig, progress: Callable[[str], None], *, adapter: Path | None = None
     ) -> LocalBackend:
         """Load the base in ``folder``; with ``adapter`` that one is served, else a fresh one is trained."""
-        if config.torch_threads:
-            torch.set_num_threads(config.torch_threads)
+        torch.set_num_threads(config.torch_threads or len(os.sched_getaffinity(0)))
         model = load(
-            folder,
+            fetch(folder, progress),
             device=pick_device(config.device),
             rank=config.lora_rank,
             alpha=config.lora_alpha,

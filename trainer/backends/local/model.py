@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,6 +22,9 @@ from transformers.utils.logging import disable_progress_bar
 from hermes_rl_mcp.errors import PreflightError
 from trainer.backends.local.base_hash import weights_sha256
 from trainer.backends.local.head import Head
+
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+"""Weights without code, configuration and tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,20 @@ def pick_device(wanted: str) -> torch.device:
             "device is 'cuda', but torch sees no GPU.", hint="Set device to 'auto' or 'cpu', or install a CUDA torch."
         )
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def fetch(name: Path, progress: Callable[[str], None]) -> Path:
+    """The folder of a model: ``name`` itself, or where the Hub's files of that id were put."""
+    if name.is_dir():
+        return name
+    progress(f"downloading {name} from the Hub")
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=list(_HUB_FILES)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise PreflightError(
+            f"The model {name} could not be had from the Hub: {error}.",
+            hint="Check the name and the connection (and HF_TOKEN for a gated model), or give a local folder.",
+        ) from error
 
 
 def load(
