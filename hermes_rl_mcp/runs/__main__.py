@@ -19,7 +19,7 @@ from hermes_rl_mcp.runs import locks
 from hermes_rl_mcp.runs.state import RunState
 from hermes_rl_mcp.runs.supervisor import Supervisor
 
-_LOCK_TIMEOUT_S = 5.0
+_LOCK_TIMEOUT_S = 1.0
 """A reader that probes the lock holds it for an instant; longer means another supervisor."""
 
 

@@ -54,7 +54,7 @@ def take_ticket(claims_dir: Path, device: str, run_id: str) -> Ticket:
         path = queue / f"{number:012d}-{run_id}"
         lock = locks.take(path)
     if lock is None:
-        raise PreflightError(f"The claim {path} could not be locked.", hint="Check the file system of that folder.")
+        raise PreflightError(f"The claim {path} could not be locked.", hint="Set HERMES_RL_CLAIMS_DIR to a local disk.")
     return Ticket(number, run_id, lock)
 
 

@@ -69,19 +69,31 @@ def marked(value: str) -> list[Identity]:
 
 
 def end_all(identities: Sequence[Identity], *, term_s: float, kill_s: float) -> list[Identity]:
-    """TERM to each, a bounded wait, KILL to the rest, a bounded wait. Returns those that still live."""
-    left = [one for one in identities if is_alive(one)]
+    """TERM to each, a bounded wait, KILL to the rest, a bounded wait. Returns those that still live.
+
+    A process that must not be signalled (see ``may_signal``) is returned without waiting for it.
+    """
+    alive = [one for one in identities if is_alive(one)]
+    left = [one for one in alive if may_signal(one)]
+    spared = [one for one in alive if one not in left]
     for sig, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
         for one in left:
             signal_process(one, sig)
         deadline = time.monotonic() + wait_s
         while (left := [one for one in left if is_alive(one)]) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-    return left
+    return [*left, *spared]
+
+
+def may_signal(identity: Identity) -> bool:
+    """Whether this pid still is this process, and neither init, every process, nor ourselves or our group."""
+    return (
+        identity.pid > 1 and identity.pid not in (os.getpid(), os.getpgrp()) and identity_of(identity.pid) == identity
+    )
 
 
 def _send(identity: Identity, sig: signal.Signals, send: Callable[[int, int], None]) -> bool:
-    if identity.pid <= 1 or identity.pid in (os.getpid(), os.getpgrp()) or identity_of(identity.pid) != identity:
+    if not may_signal(identity):
         return False
     try:
         send(identity.pid, sig)

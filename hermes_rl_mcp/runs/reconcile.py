@@ -17,7 +17,7 @@ from hermes_rl_mcp.runs.process import boot_id, end_all, marked
 from hermes_rl_mcp.runs.specs import marker
 from hermes_rl_mcp.runs.state import RunState, read_record
 
-TERM_S = 4.0
+TERM_S = 3.0
 """The children got the news by their lifeline when the supervisor died, so most of this has passed already."""
 KILL_S = 2.0
 

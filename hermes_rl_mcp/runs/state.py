@@ -94,8 +94,8 @@ class RunState:
     def create(cls, paths: RunPaths, record: RunRecord, reason: str) -> RunState:
         """Writes the first record of a new run."""
         state = cls(paths, record, 1)
+        state._append(record.status, reason)
         state._write(record)
-        state.note(reason)
         return state
 
     @classmethod
@@ -116,8 +116,9 @@ class RunState:
             changes["running_since"] = now()
         if to.terminal:
             changes |= {"ended_at": now(), "detail": "", "queue_position": None}
+        self._check_revision()
+        self._append(to, reason)  # before the record: whoever sees a state finds the reason for it
         self._change({"status": to, **changes})
-        self.note(reason)
 
     def update(self, **changes: Any) -> None:
         """Changes other fields than the status; writes nothing if they are as they were."""
@@ -133,16 +134,22 @@ class RunState:
 
     def note(self, reason: str) -> None:
         """One line of events.jsonl."""
-        event = Event(seq=self._next_seq, time=now(), status=self._record.status, reason=reason)
+        self._append(self._record.status, reason)
+
+    def _append(self, status: RunStatus, reason: str) -> None:
+        event = Event(seq=self._next_seq, time=now(), status=status, reason=reason)
         append_line(self._paths.events, event.model_dump_json())
         self._next_seq += 1
 
-    def _change(self, changes: dict[str, Any]) -> None:
+    def _check_revision(self) -> None:
         on_disk = read_record(self._paths)
         if on_disk.revision != self._record.revision:
             raise StateConflictError(
                 f"run {self._record.run_id}: revision {on_disk.revision} on disk, {self._record.revision} expected"
             )
+
+    def _change(self, changes: dict[str, Any]) -> None:
+        self._check_revision()
         if self._running_since is not None:
             changes["running_seconds"] = round(time.monotonic() - self._running_since, 3)
         self._write(self._record.model_copy(update=changes, deep=True))

@@ -36,6 +36,15 @@ QUICK = {
 Knobs = dict[str, dict[str, Any]]
 
 
+async def until(condition: Callable[[], object], timeout_s: float = 10) -> None:
+    """Returns once the condition is true."""
+    with anyio.fail_after(timeout_s):
+        while True:
+            if condition():
+                return
+            await anyio.sleep(0.02)
+
+
 class Rig:
     """Starts runs of scripted children in one home, and ends what is left of them."""
 

@@ -1,12 +1,25 @@
-"""A run from start to end: every way it can go, with real processes."""
+"""A run from start to end, every way it can go, with a real supervisor and real processes."""
 
 from __future__ import annotations
 
-import anyio
-import pytest
-from process_rig import HOLD, Rig
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from hermes_rl_mcp.contracts.runs import RunStatus
+import anyio
+import httpx
+import psutil
+import pytest
+import yaml
+from process_rig import HOLD, Rig, until
+
+from hermes_rl_mcp.contracts.config import RunConfig
+from hermes_rl_mcp.contracts.runs import ProcessName, RunStatus
+from hermes_rl_mcp.errors import PreflightError
 from hermes_rl_mcp.runs import launch
 
 pytestmark = pytest.mark.anyio
@@ -23,3 +36,290 @@ async def test_run_starts_in_order_and_completes_by_proof(rig: Rig) -> None:
     assert started == ["api", "trainer", "env"]
     assert [event.seq for event in rig.events(run_id)] == list(range(1, len(rig.events(run_id)) + 1))
     assert not rig.marked(run_id)
+    assert (await launch.stop(rig.home, run_id, "too late")) == record, "a stop after the end changes nothing"
+
+
+@pytest.mark.parametrize(("role", "title"), [("api", "rollout API"), ("trainer", "trainer"), ("env", "environment")])
+async def test_a_dead_child_fails_the_run_and_is_named_as_the_cause(rig: Rig, role: ProcessName, title: str) -> None:
+    run_id = await rig.start({**HOLD, role: {"die_after_ready": 7, "say": "first\nlast words\n"}})
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED
+    assert record.error == f"The {title} exited with code 7. Its last log line: last words"
+    assert record.processes[role].exit_code == 7
+    assert not rig.marked(run_id) and record.leftover_pids == []
+
+
+async def test_a_child_that_dies_while_starting_fails_the_run_at_once_and_nothing_more_is_started(rig: Rig) -> None:
+    began = time.monotonic()
+    run_id = await rig.start({"trainer": {"die_at_start": 1, "say": "no such model\n"}})
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED and "no such model" in (record.error or "")
+    assert record.processes["env"].identity is None
+    assert time.monotonic() - began < 8, "it must not wait for the deadline of 10 s"
+
+
+async def test_the_childs_own_report_is_the_error_and_the_hint(rig: Rig) -> None:
+    report = {"status": "failed", "step": 2, "error": "CUDA out of memory at step 2.", "hint": "Halve batch_size."}
+    run_id = await rig.start({"trainer": {"die_after_ready": 1, "report": report}})
+    record = await rig.end(run_id)
+    assert (record.error, record.hint) == ("CUDA out of memory at step 2.", "Halve batch_size.")
+
+
+async def test_a_killed_trainer_is_a_failure_that_asks_about_memory(rig: Rig) -> None:
+    run_id = await rig.start({"trainer": {"die_after_ready": -9}})
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED and "signal 9 (SIGKILL)" in (record.error or "")
+    assert "memory" in (record.hint or "")
+
+
+async def test_trainer_exit_0_without_completion_record_is_no_completion(rig: Rig) -> None:
+    run_id = await rig.start({"trainer": {"no_report": True}})
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED and "without completing" in (record.error or "")
+
+
+async def test_trainer_crash_after_its_completion_record_is_no_completion(rig: Rig) -> None:
+    run_id = await rig.start({"trainer": {"exit_code": 139}})
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED and "code 139" in (record.error or "")
+
+
+async def test_environment_that_ends_early_fails_the_run_with_the_step(rig: Rig) -> None:
+    run_id = await rig.start({**HOLD, "env": {"die_after_ready": 0}})
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED
+    assert record.error in ("The environment ended at step 0 of 3.", "The environment ended at step 1 of 3.")
+
+
+async def test_environment_may_end_once_the_queue_holds_all_that_is_needed(rig: Rig) -> None:
+    # After step 1 of 3 the trainer needs 2 batches of 4 sequences: 4 groups of 2.
+    knobs = {**HOLD, "api": {"current_step": 1, "queue_size": 4}, "env": {"die_after_ready": 0}}
+    run_id = await rig.start(knobs)
+    await rig.wait(run_id, lambda record: "environment is done" in record.detail)
+    (rig.paths(run_id).dir / "go").touch()
+    assert (await rig.end(run_id)).status is RunStatus.COMPLETED
+
+
+async def test_trainer_that_completes_but_hangs_is_made_to_exit_and_counts_as_completed(rig: Rig) -> None:
+    run_id = await rig.start({"trainer": {"hang_after_report": True, "ignore_term": True}}, kill_s=0.5)
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.COMPLETED
+    assert record.processes["trainer"].forced and record.processes["trainer"].exit_code == -signal.SIGKILL
+
+
+async def test_readiness_has_a_deadline_and_the_error_says_what_was_waited_for(rig: Rig) -> None:
+    run_id = await rig.start({"trainer": {"never_ready": True, "say": "step 1 of loading\n"}}, trainer_ready_s=0.5)
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED
+    assert "not ready after 0.5 s" in (record.error or "") and "loading the fake model" in (record.error or "")
+    assert "step 1 of loading" in (record.error or "")
+
+
+async def test_an_answer_without_the_runs_nonce_is_never_believed(rig: Rig) -> None:
+    run_id = await rig.start({"api": {"nonce": "stranger"}}, api_ready_s=0.5)
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED and "another program answers" in (record.error or "")
+    assert record.processes["trainer"].identity is None
+
+
+async def test_stop_while_starting_starts_nothing_more(rig: Rig) -> None:
+    run_id = await rig.start({"trainer": {"never_ready": True}})
+    waiting = await rig.wait(run_id, lambda record: "loading the fake model" in record.detail)
+    assert waiting.status is RunStatus.STARTING
+    answer = await launch.stop(rig.home, run_id, "changed my mind")
+    assert answer.status in (RunStatus.STOPPING, RunStatus.STOPPED)
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.STOPPED and record.stop_reason == "changed my mind"
+    assert record.error is None and record.processes["env"].identity is None
+    assert not rig.marked(run_id)
+
+
+async def test_stop_returns_at_once_and_kills_what_ignores_sigterm(rig: Rig) -> None:
+    deaf = {"ignore_term": True}
+    run_id = await rig.start({"api": deaf, "trainer": {"hold_at": 1, **deaf}, "env": deaf})
+    await rig.running(run_id)
+    began = time.monotonic()
+    assert (await launch.stop(rig.home, run_id, "test")).status is RunStatus.STOPPING
+    assert time.monotonic() - began < 1
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.STOPPED
+    assert {process.exit_code for process in record.processes.values()} == {-signal.SIGKILL}
+    assert not rig.marked(run_id)
+
+
+@pytest.mark.parametrize("where", ["group", "session"])
+async def test_a_grandchild_is_found_when_the_trainer_dies(rig: Rig, where: str) -> None:
+    run_id = await rig.start({"trainer": {"grandchild": where, "die_after_ready": 1}})
+    running = await rig.running(run_id)
+    assert running.processes["trainer"].identity is not None
+    assert len(rig.marked(run_id)) == 4
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.FAILED and record.leftover_pids == []
+    assert not rig.marked(run_id)
+
+
+async def test_stop_and_completion_race_to_one_end_with_its_proof(rig: Rig) -> None:
+    run_id = await rig.start(HOLD)
+    await rig.running(run_id)
+    (rig.paths(run_id).dir / "go").touch()
+    await launch.stop(rig.home, run_id, "race")
+    record = await rig.end(run_id)
+    reported = rig.store.report(run_id, "trainer") is not None
+    if record.status is RunStatus.COMPLETED:
+        assert reported and record.processes["trainer"].exit_code == 0
+    else:
+        assert record.status is RunStatus.STOPPED
+    await launch.stop(rig.home, run_id, "again")
+    assert rig.store.get(run_id) == record
+    assert sum(event.status.terminal for event in rig.events(run_id)) == 1
+
+
+async def test_sigterm_to_the_supervisor_is_an_orderly_stop(rig: Rig) -> None:
+    run_id = await rig.start(HOLD)
+    record = await rig.running(run_id)
+    assert record.supervisor is not None
+    os.kill(record.supervisor.pid, signal.SIGTERM)
+    record = await rig.end(run_id)
+    assert record.status is RunStatus.STOPPED and "SIGTERM" in (record.stop_reason or "")
+    assert record.processes["trainer"].exit_code == 143
+
+
+async def test_a_stranger_on_the_port_is_neither_believed_nor_killed(rig: Rig) -> None:
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"status": "ok"}')
+
+        def log_message(self, *arguments: object) -> None:
+            """Quiet."""
+
+    class Server(ThreadingHTTPServer):
+        allow_reuse_address = True
+
+    taken, servers = [], []
+    for port in (8000, 8001):
+        try:
+            servers.append(Server(("127.0.0.1", port), Stranger))
+        except OSError:
+            continue  # taken already by somebody on this machine, which serves as well
+        taken.append(port)
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+    try:
+        run_id = await rig.start(HOLD)
+        record = await rig.running(run_id)
+        assert record.ports is not None
+        assert not {record.ports.rollout_api, record.ports.trainer} & {8000, 8001}
+        await launch.stop(rig.home, run_id, "test")
+        assert (await rig.end(run_id)).status is RunStatus.STOPPED
+        for port in taken:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                assert (await client.get(f"http://127.0.0.1:{port}/")).status_code == 200
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+
+
+async def test_second_run_on_a_device_waits_for_the_first_and_then_starts(rig: Rig) -> None:
+    first = await rig.start(HOLD)
+    await rig.running(first)
+    second, third = await rig.start(HOLD), await rig.start(HOLD)
+    waiting = await rig.wait(third, lambda record: record.queue_position == 2)
+    assert waiting.status is RunStatus.QUEUED and waiting.ports is None
+    assert (await rig.wait(second, lambda record: record.queue_position == 1)).status is RunStatus.QUEUED
+
+    await launch.stop(rig.home, second, "not needed")
+    stopped = await rig.end(second)
+    assert stopped.status is RunStatus.STOPPED and stopped.processes["api"].identity is None
+    await rig.wait(third, lambda record: record.queue_position == 1)
+
+    await launch.stop(rig.home, first, "make room")
+    assert (await rig.end(first)).status is RunStatus.STOPPED
+    assert (await rig.running(third)).queue_position is None
+    await launch.stop(rig.home, third, "done")
+    await rig.end(third)
+    ended, began = rig.store.get(first).ended_at, rig.store.get(third).running_since
+    assert ended is not None and began is not None and ended < began
+
+
+async def test_keys_go_by_environment_to_who_needs_them_and_files_are_private(rig: Rig) -> None:
+    keys = {"WANDB_API_KEY": "sentinel-wandb", "HF_TOKEN": "sentinel-hf", "OPENAI_API_KEY": "sentinel-openai"}
+    rig.environ |= keys
+    run_id = await rig.start(HOLD)
+    record = await rig.running(run_id)
+    seen = {}
+    for name, process in record.processes.items():
+        assert process.identity is not None
+        live = psutil.Process(process.identity.pid)
+        seen[name] = {key for key in keys if key in live.environ()}
+        config = rig.paths(run_id).config.read_text()
+        prefix = config.split("path_prefix:")[1].split()[0]
+        assert prefix in config and not any(secret in " ".join(live.cmdline()) for secret in [prefix, *keys.values()])
+        assert "127.0.0.1" in {connection.laddr.ip for connection in live.net_connections("tcp")} or name == "env"
+        assert all(c.laddr.ip == "127.0.0.1" for c in live.net_connections("tcp") if c.status == "LISTEN")
+        assert live.environ().get("PYTHONUNBUFFERED") == "1"
+    assert seen == {"api": set(), "trainer": {"WANDB_API_KEY", "HF_TOKEN"}, "env": {"HF_TOKEN"}}
+    await launch.stop(rig.home, run_id, "test")
+    await rig.end(run_id)
+    written = [*rig.paths(run_id).dir.rglob("*"), *rig.home.logs.iterdir(), rig.paths(run_id).dir, rig.home.runs]
+    for path in written:
+        if path.exists():
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+            assert not path.is_file() or not any(key.encode() in path.read_bytes() for key in keys.values()), path
+
+
+async def test_a_flood_of_undecodable_output_neither_blocks_the_run_nor_its_log_tail(rig: Rig) -> None:
+    run_id = await rig.start({"env": {"spew_bytes": 20_000_000}})
+    assert (await rig.end(run_id)).status is RunStatus.COMPLETED
+    began = time.monotonic()
+    tail = rig.store.log_tail(run_id, "env", 1000)
+    assert time.monotonic() - began < 1 and len(tail) <= 1000 and "\ufffd" in tail
+
+
+async def test_same_idempotency_key_is_the_same_run(rig: Rig) -> None:
+    first = await rig.start(HOLD, rig.request(idempotency_key="once"))
+    again = await rig.start(HOLD, rig.request(idempotency_key="once"))
+    assert again == first and len(rig.store.list()) == 1
+    await launch.stop(rig.home, first, "test")
+    await rig.end(first)
+
+
+async def test_supervisor_that_dies_at_once_is_reported_with_its_log_and_on_record(rig: Rig) -> None:
+    request = rig.request()
+    broken = rig.folder / "broken.json"
+    broken.write_text("not json")
+    with pytest.raises(PreflightError, match="died at once") as caught:
+        await launch.start(rig.home, request, {**rig.environ, "HERMES_RL_CHILD_COMMANDS": str(broken)})
+    assert "Invalid JSON" in caught.value.message
+    record = rig.store.get(request.run_id)
+    assert record.status is RunStatus.FAILED and "Invalid JSON" in (record.error or "")
+    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+
+
+async def test_config_of_a_run_carries_its_ports_prefix_and_model(rig: Rig) -> None:
+    run_id = await rig.start(request=rig.request(server_values={"timeout": 77, "base_url": "http://evil/v1"}))
+    record = await rig.end(run_id)
+    config = RunConfig.model_validate(yaml.safe_load(rig.paths(run_id).config.read_text()))
+    assert config.ports == record.ports
+    base = f"http://127.0.0.1:{config.ports.trainer}/{config.run.path_prefix}/v1"
+    assert (config.openai[0].base_url, config.openai[0].timeout) == (base, 77)
+    assert config.env["rollout_server_url"] == f"http://127.0.0.1:{config.ports.rollout_api}/{config.run.path_prefix}"
+    assert config.env["tokenizer_name"] == config.run.model_path
+    assert config.trainer.wandb_run_name == f"fake-{run_id}" == record.wandb_run_name
+    assert len(config.run.path_prefix) >= 20 and "/" not in config.run.path_prefix
+    assert json.loads(rig.paths(run_id).request.read_text())["run_id"] == run_id
+
+
+async def test_wait_change_wakes_on_a_step_and_on_a_change_of_state(rig: Rig) -> None:
+    run_id = await rig.start(HOLD)
+    record = await rig.running(run_id)
+    await until(lambda: rig.store.metrics(run_id).lines)
+    record = rig.store.get(run_id)
+    with anyio.fail_after(10):
+        assert (await rig.store.wait_change(run_id, record.revision, 1, 0.3)).revision == record.revision
+        assert (await rig.store.wait_change(run_id, record.revision, 0, 60)).status is RunStatus.RUNNING
+        (rig.paths(run_id).dir / "go").touch()
+        changed = await rig.store.wait_change(run_id, record.revision, 3, 60)
+    assert changed.revision > record.revision
+    await rig.end(run_id)

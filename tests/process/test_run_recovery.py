@@ -1,0 +1,182 @@
+"""What becomes of a run when a supervisor, a server or the machine dies, and that no stranger is ever signalled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+from process_rig import HOLD, Rig, until
+
+from hermes_rl_mcp.contracts.runs import Identity, RunRecord, RunStatus
+from hermes_rl_mcp.paths import install_root
+from hermes_rl_mcp.runs import launch, locks
+from hermes_rl_mcp.runs.claims import holder
+from hermes_rl_mcp.runs.process import identity_of, is_alive
+from hermes_rl_mcp.runs.runconfig import first_record
+from hermes_rl_mcp.runs.state import RunState, read_record
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """An unrelated process that leads a group of its own, as a child of a run would."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def forge(rig: Rig, status: RunStatus, supervisor: Identity | None, trainer: Identity | None) -> str:
+    """A run directory whose record claims these processes, and that nobody supervises."""
+    request = rig.request()
+    paths = rig.paths(request.run_id)
+    paths.dir.mkdir(parents=True)
+    paths.request.write_text(request.model_dump_json())
+    record = first_record(rig.home, request)
+    processes = {**record.processes, "trainer": record.processes["trainer"].model_copy(update={"identity": trainer})}
+    changes = {"status": status, "supervisor": supervisor, "processes": processes}
+    RunState.create(paths, record.model_copy(update=changes), "forged")
+    return request.run_id
+
+
+def gone() -> Identity:
+    """Names a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    identity = identity_of(process.pid)
+    process.wait()
+    assert identity is not None
+    return identity
+
+
+async def kill_supervisor(record: RunRecord) -> None:
+    assert record.supervisor is not None
+    os.kill(record.supervisor.pid, signal.SIGKILL)
+    supervisor = record.supervisor
+    await until(lambda: not is_alive(supervisor))
+
+
+async def test_killed_supervisor_takes_its_children_along_and_the_run_is_interrupted(rig: Rig) -> None:
+    run_id = await rig.start(HOLD)
+    await kill_supervisor(await rig.running(run_id))
+    await until(lambda: not rig.marked(run_id))  # by the lifeline alone: nobody has looked at the run
+    assert read_record(rig.paths(run_id)).status is RunStatus.RUNNING
+    record = rig.store.get(run_id)
+    assert record.status is RunStatus.INTERRUPTED and "supervisor is gone" in (record.error or "")
+    assert rig.store.get(run_id) == record
+
+
+async def test_children_without_lifeline_are_ended_by_identity_and_keep_the_device_until_then(rig: Rig) -> None:
+    stubborn = {"lifeline_grace_s": 300, "ignore_term": True}
+    run_id = await rig.start({"trainer": {"hold_at": 1, **stubborn, "grandchild": "session"}})
+    running = await rig.running(run_id)
+    await kill_supervisor(running)
+    assert holder(Path(rig.environ["HERMES_RL_CLAIMS_DIR"]), "cpu") == run_id, "its trainer lives, so it has the device"
+    record = rig.store.get(run_id)
+    assert record.status is RunStatus.INTERRUPTED and record.leftover_pids == []
+    assert not rig.marked(run_id)
+    assert holder(Path(rig.environ["HERMES_RL_CLAIMS_DIR"]), "cpu") is None
+
+
+async def test_a_reused_pid_is_never_signalled(rig: Rig, bystander: subprocess.Popen[bytes]) -> None:
+    real = identity_of(bystander.pid)
+    assert real is not None
+    forged = real.model_copy(update={"started_at": real.started_at - 5})
+    run_id = forge(rig, RunStatus.RUNNING, gone(), forged)
+    assert rig.store.get(run_id).status is RunStatus.INTERRUPTED
+    assert bystander.poll() is None
+
+
+async def test_a_live_process_that_must_not_be_signalled_is_reported_instead(rig: Rig) -> None:
+    run_id = forge(rig, RunStatus.RUNNING, gone(), identity_of(os.getpid()))
+    record = rig.store.get(run_id)  # we live to see it
+    assert record.status is RunStatus.INTERRUPTED and record.leftover_pids == [os.getpid()]
+
+
+async def test_after_a_reboot_everything_is_interrupted_and_nothing_signalled(
+    rig: Rig, bystander: subprocess.Popen[bytes]
+) -> None:
+    real = identity_of(bystander.pid)
+    assert real is not None
+    before = real.model_copy(update={"boot_id": "another-boot"})
+    run_id = forge(rig, RunStatus.RUNNING, before, before)
+    record = rig.store.get(run_id)
+    assert record.status is RunStatus.INTERRUPTED and "restarted" in (record.error or "")
+    assert bystander.poll() is None
+
+
+async def test_a_queued_run_keeps_its_turn_over_a_reboot(rig: Rig) -> None:
+    run_id = forge(rig, RunStatus.QUEUED, gone().model_copy(update={"boot_id": "another-boot"}), None)
+    assert rig.store.get(run_id).status is RunStatus.QUEUED
+    rig.home.logs.mkdir(parents=True, exist_ok=True)
+    rig.started.append(run_id)
+    assert await launch.relaunch_queued(rig.home, rig.script()) == [run_id]
+    assert (await rig.end(run_id)).status is RunStatus.COMPLETED
+    assert await launch.relaunch_queued(rig.home, rig.script()) == []
+
+
+async def test_a_queued_run_without_supervisor_can_be_stopped(rig: Rig) -> None:
+    run_id = forge(rig, RunStatus.QUEUED, gone().model_copy(update={"boot_id": "another-boot"}), None)
+    record = await launch.stop(rig.home, run_id, "not needed")
+    assert record.status is RunStatus.STOPPED and record.stop_reason == "not needed"
+
+
+async def test_run_outlives_a_server_that_is_killed_with_its_process_group(rig: Rig) -> None:
+    request = rig.request()
+    spec = rig.folder / "request.json"
+    spec.write_text(json.dumps({"request": request.model_dump(mode="json"), "environ": rig.script(HOLD)}))
+    program = (
+        "import json, sys, anyio, time\n"
+        "from hermes_rl_mcp.contracts.runs import RunRequest\n"
+        "from hermes_rl_mcp.paths import Home\n"
+        "from hermes_rl_mcp.runs import launch\n"
+        "told = json.load(open(sys.argv[1]))\n"
+        "request = RunRequest.model_validate(told['request'])\n"
+        "anyio.run(launch.start, Home.from_environ(told['environ']), request, told['environ'])\n"
+        "sys.stdout.write('started\\n'); sys.stdout.flush(); time.sleep(300)\n"
+    )
+    rig.started.append(request.run_id)
+    with subprocess.Popen(  # noqa: ASYNC220 - it blocks for the time of a fork
+        [sys.executable, "-c", program, str(spec)],
+        env={**rig.environ, "PYTHONPATH": str(install_root())},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline() == b"started\n"
+        os.killpg(server.pid, signal.SIGKILL)
+    await rig.running(request.run_id)
+    (rig.paths(request.run_id).dir / "go").touch()
+    assert (await rig.end(request.run_id)).status is RunStatus.COMPLETED
+
+
+async def test_two_readers_at_once_close_a_lost_run_once(rig: Rig) -> None:
+    run_id = forge(rig, RunStatus.RUNNING, gone(), None)
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(anyio.to_thread.run_sync, rig.store.get, run_id)
+    assert rig.store.get(run_id).status is RunStatus.INTERRUPTED
+    assert sum(event.status.terminal for event in rig.events(run_id)) == 1
+
+
+async def test_a_second_supervisor_for_a_run_refuses_to_start(rig: Rig) -> None:
+    run_id = forge(rig, RunStatus.QUEUED, gone(), None)
+    lock = locks.take(rig.paths(run_id).supervisor_lock)
+    assert lock is not None
+    began = time.monotonic()
+    done = await anyio.run_process(
+        [sys.executable, "-P", "-m", "hermes_rl_mcp.runs", str(rig.paths(run_id).dir)],
+        env={**rig.environ, "PYTHONPATH": str(install_root())},
+        check=False,
+    )
+    lock.release()
+    assert done.returncode == 3 and b"another supervisor" in done.stderr
+    assert time.monotonic() - began < 30 and not psutil.Process().children()

@@ -1,0 +1,128 @@
+"""What is read of runs: whole lines only, finished checkpoints only, and one bad run hides no other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_run_state import create
+
+from hermes_rl_mcp.contracts.records import CheckpointMarker
+from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
+from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
+from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.runs import locks
+from hermes_rl_mcp.runs.store import RunStore, Unreadable
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def add(home: Home, run_id: str, status: RunStatus = RunStatus.COMPLETED, created_at: str = "2026-01-01") -> None:
+    paths = home.run(run_id)
+    paths.dir.mkdir(parents=True)
+    state = create(paths, status)
+    paths.record.write_text(state.record.model_copy(update={"created_at": created_at}).model_dump_json())
+
+
+def test_runs_come_newest_first_and_an_unreadable_one_hides_no_other(home: Home) -> None:
+    add(home, "0000000a", created_at="2026-01-01")
+    add(home, "0000000b", created_at="2026-01-03")
+    add(home, "0000000c", created_at="2026-01-02")
+    home.run("0000000c").record.write_text("{")
+    (home.runs / "not-a-run").mkdir()
+    found = RunStore(home).list()
+    assert {run.run_id for run in found} == {"0000000a", "0000000b", "0000000c"}
+    readable = [run.run_id for run in found if isinstance(run, RunRecord)]
+    assert readable == ["0000000b", "0000000a"]
+    unreadable = next(run for run in found if isinstance(run, Unreadable))
+    assert unreadable.run_id == "0000000c" and "damaged" in unreadable.reason
+    with pytest.raises(UnreadableRunError, match="damaged"):
+        RunStore(home).get("0000000c")
+    assert home.run("0000000c").record.read_text() == "{"
+
+
+@pytest.mark.parametrize("run_id", ["0000000f", "../../etc", "", "0000000A", "0000000a/..", "0000000a\n"])
+def test_an_unknown_run_names_the_active_ones(home: Home, run_id: str) -> None:
+    add(home, "0000000a", RunStatus.RUNNING)
+    lock = locks.take(home.run("0000000a").supervisor_lock)
+    assert lock is not None
+    with pytest.raises(UnknownRunError) as caught:
+        RunStore(home).get(run_id)
+    assert caught.value.details["active_runs"] == ["0000000a"]
+    lock.release()
+
+
+def test_a_home_without_runs_has_none(home: Home) -> None:
+    assert RunStore(home).list() == [] and RunStore(home).active() == []
+
+
+def test_metrics_are_read_on_from_an_offset_and_a_torn_line_waits(home: Home) -> None:
+    add(home, "0000000a")
+    store, path = RunStore(home), home.run("0000000a").metrics
+    assert store.metrics("0000000a") == ([], 0)
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    lines, offset = store.metrics("0000000a")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert store.metrics("0000000a", offset) == ([], offset)
+    with path.open("a") as file:
+        file.write('ep": 3}\n')
+    assert store.metrics("0000000a", offset).lines == [{"step": 3}]
+    assert store.latest("0000000a") == {"step": 3}
+
+
+def test_a_damaged_line_is_skipped_and_those_around_it_count(home: Home) -> None:
+    add(home, "0000000a")
+    home.run("0000000a").rollouts.write_bytes(b'{"step": 1}\n\x00\x00\n[1]\n{"step": 2}\n')
+    assert [line["step"] for line in RunStore(home).rollouts("0000000a").lines] == [1, 2]
+
+
+def test_a_log_tail_is_bounded_whole_lines_of_any_bytes(home: Home) -> None:
+    add(home, "0000000a")
+    store, log = RunStore(home), home.log("trainer", "0000000a")
+    assert store.log_tail("0000000a", "trainer") == ""
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"start\r\n  1%\r 50%\r100%\nbad \xff byte\n")
+    assert store.log_tail("0000000a", "trainer").split("\n") == ["start", "  1%", " 50%", "100%", "bad \ufffd byte"]
+    assert store.log_tail("0000000a", "trainer", 12) == ["bad � byte"][0]
+    log.write_bytes(b"x" * 100)
+    assert store.log_tail("0000000a", "trainer", 10) == "x" * 10
+
+
+def test_only_checkpoints_with_a_valid_marker_and_all_files_are_shown_in_order(home: Home) -> None:
+    add(home, "0000000a")
+    folder = home.run("0000000a").checkpoints
+    for step in (10, 2, 3, 4, 5):
+        path = folder / f"step_{step}"
+        path.mkdir(parents=True)
+        marker = CheckpointMarker(
+            step=step,
+            policy_version=step,
+            base_model="m",
+            base_sha256="",
+            lora_rank=4,
+            files={"adapter/adapter_model.safetensors": "0" * 64},
+            created_at="2026-01-01",
+        )
+        (path / "adapter").mkdir()
+        (path / "adapter/adapter_model.safetensors").touch()
+        (path / "complete.json").write_text(marker.model_dump_json())
+    (folder / "step_3/complete.json").unlink()
+    (folder / "step_4/complete.json").write_text('{"step": 4')
+    (folder / "step_5/adapter/adapter_model.safetensors").unlink()
+    found = RunStore(home).checkpoints("0000000a")
+    assert [(one.path.name, one.marker.step) for one in found] == [("step_2", 2), ("step_10", 10)]
+
+
+def test_a_report_that_is_no_report_counts_as_none(home: Home) -> None:
+    add(home, "0000000a")
+    store, path = RunStore(home), home.run("0000000a").report("trainer")
+    assert store.report("0000000a", "trainer") is None
+    path.write_text('{"process": "trainer"')
+    assert store.report("0000000a", "trainer") is None
+    path.write_text(json.dumps({"process": "trainer", "status": "completed", "finished_at": "x", "step": 7}))
+    report = store.report("0000000a", "trainer")
+    assert report is not None and report.step == 7
