@@ -66,7 +66,7 @@ def test_a_match_is_alive_and_gets_the_signal(sleeper: subprocess.Popen[bytes]) 
 def test_nobody_init_and_ourselves_are_never_signalled(pid: int) -> None:
     named = identity_of(pid) or Identity(pid=pid, started_at=0.0, boot_id=boot_id())
     assert not may_signal(named)
-    # 0 would only ask; but were it sent, so would SIGKILL be.
+    # SIGURG does no harm if this should ever fail.
     assert not signal_process(named, signal.Signals.SIGURG) and not signal_group(named, signal.Signals.SIGURG)
 
 
@@ -130,9 +130,7 @@ async def test_stop_ends_a_group_whose_leader_is_gone_already(tmp_path: Path) ->
 
 @pytest.mark.anyio
 async def test_stop_kills_what_ignores_sigterm_within_its_bounds(tmp_path: Path) -> None:
-    program = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(300)"
-    )
+    program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEP}"
     child = ManagedProcess.spawn(spec(tmp_path, program))
     deadline = time.monotonic() + 10
     while "deaf" not in child.spec.log.read_text() and time.monotonic() < deadline:

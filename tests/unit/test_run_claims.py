@@ -39,9 +39,8 @@ def test_devices_have_queues_of_their_own(tmp_path: Path) -> None:
 
 def test_a_ticket_is_held_until_the_child_that_inherited_it_is_gone(tmp_path: Path) -> None:
     ticket = take_ticket(tmp_path / "c", "cuda", "0000000a")
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1, pass_fds=[ticket.lock.fd]
-    )
+    reads = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    child = subprocess.Popen(reads, stdin=subprocess.PIPE, pass_fds=[ticket.lock.fd])
     ticket.release()
     assert holder(tmp_path / "c", "cuda") == "0000000a"
     child.communicate()

@@ -10,7 +10,7 @@ from test_run_state import create
 
 from hermes_rl_mcp.contracts.config import Ports, TrainerConfig
 from hermes_rl_mcp.contracts.rollout_api import StatusReply
-from hermes_rl_mcp.contracts.runs import RunRequest
+from hermes_rl_mcp.contracts.runs import ChildReport, RunRequest
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import outcome
@@ -89,10 +89,16 @@ def test_children_get_exactly_what_they_are_allowed(tmp_path: Path) -> None:
     handover = Handover(api_socket=3, trainer_socket=4, lifeline=5, device_ticket=6)
     specs = {
         name: child_spec(
-            name, home=home, run_dir=home.run("0123abcd").dir, config=config, environ=environ, commands={}, handover=handover
+            name,
+            home=home,
+            run_dir=home.run("0123abcd").dir,
+            config=config,
+            environ=environ,
+            commands={},
+            handover=handover,
         )
         for name in ("api", "trainer", "env")
-    }  # fmt: skip
+    }
     common = {"PATH", "HERMES_HOME", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONIOENCODING", "HERMES_RL_RUN_ID"}
     common |= {"HERMES_RL_LIFELINE_FD"}
     omp = {"OMP_WAIT_POLICY", "OMP_NUM_THREADS"}
@@ -116,6 +122,26 @@ def test_the_queue_covers_the_rest_when_it_holds_all_missing_sequences(
     config = make_config(request(tmp_path), Ports(rollout_api=8000, trainer=8001))
     assert outcome.covers_rest(StatusReply(current_step=step, queue_size=groups), config) is enough
     assert not outcome.covers_rest(None, config)
+
+
+def test_a_failure_is_told_in_the_childs_own_words_if_it_left_any(tmp_path: Path) -> None:
+    paths = Home(tmp_path).run("0123abcd")
+    paths.dir.mkdir(parents=True)
+    log = tmp_path / "trainer.log"
+    log.write_text("Traceback ...\nValueError: bad\n")
+    verdict = outcome.failure(paths, "trainer", 1, log, oom_kills=0)
+    assert verdict.error == "The trainer exited with code 1. Its last log line: ValueError: bad"
+    report = ChildReport(process="trainer", status="failed", error="GPU out of memory.", hint="Halve.", finished_at="x")
+    paths.report("trainer").write_text(report.model_dump_json())
+    verdict = outcome.failure(paths, "trainer", 1, log, oom_kills=0)
+    assert (verdict.error, verdict.hint) == ("GPU out of memory.", "Halve.")
+
+
+def test_a_kill_from_outside_asks_about_memory_and_quotes_the_kernel(tmp_path: Path) -> None:
+    paths = Home(tmp_path).run("0123abcd")
+    verdict = outcome.failure(paths, "trainer", -9, tmp_path / "none", oom_kills=2)
+    assert "signal 9 (SIGKILL)" in (verdict.error or "") and "2 out-of-memory kills" in (verdict.hint or "")
+    assert "kernel" not in (outcome.failure(paths, "trainer", -9, tmp_path / "none", oom_kills=0).hint or "")
 
 
 def test_the_last_log_line_masks_keys(tmp_path: Path) -> None:
