@@ -27,7 +27,7 @@ from hermes_rl_mcp.operations.inference_runner import initial_state
 from hermes_rl_mcp.runs.checks import check_model
 from hermes_rl_mcp.runs.files import make_private_dir, write_atomic
 from hermes_rl_mcp.runs.process import is_alive
-from hermes_rl_mcp.runs.request import env_values, model_path
+from hermes_rl_mcp.runs.request import BUILTIN, env_values, model_path
 
 MAX_WAIT_S = 50.0
 MODEL_TIMEOUT_S = 600.0
@@ -84,6 +84,7 @@ async def _start(context: Context, num_steps: int, group_size: int, models: Sequ
         env=_env(context, now, num_steps, group_size),
         tokenizers=_tokenizers(context, now, chosen),
         endpoint=endpoint,
+        fetch_tokenizer_of=_builtin(now) if endpoint else None,
         model_timeout_s=MODEL_TIMEOUT_S,
         created_at=context.now().isoformat(timespec="milliseconds"),
     )
@@ -136,6 +137,10 @@ def _tokenizers(context: Context, now: Selected, models: Sequence[str]) -> dict[
     if context.settings.inference is not None or field is None or not field.managed:
         return {}
     return {model: model_path(context.home, model) for model in models}
+
+
+def _builtin(now: Selected) -> str | None:
+    return now.resolution.model_name if now.resolution.model_name.startswith(BUILTIN) else None
 
 
 async def _check(context: Context, now: Selected, request: TestRequest) -> None:

@@ -40,6 +40,8 @@ class TestRequest(BaseModel):
     """Model to tokenizer, where the tokenizer follows the model."""
     endpoint: InferenceEndpoint | None
     """None: each model is served here, by a sampler of its own."""
+    fetch_tokenizer_of: str | None = None
+    """A builtin model that an endpoint's completions are tokenised with; it may not be on disk yet."""
     model_timeout_s: float
     created_at: str
 

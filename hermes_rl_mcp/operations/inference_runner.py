@@ -29,6 +29,7 @@ from pydantic import JsonValue
 from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.results import InferenceTestConfig, ModelTest, TestInference
 from hermes_rl_mcp.contracts.runs import ProcessName
+from hermes_rl_mcp.contracts.settings import InferenceEndpoint
 from hermes_rl_mcp.operations.inference_records import (
     TestPaths,
     TestRequest,
@@ -129,19 +130,22 @@ class Runner:
         self._say(f"model {index + 1} of {len(self._request.models)}: {model}")
         with ExitStack() as files:
             try:
-                endpoint = self._remote() if self._request.endpoint else await self._serve(model, files)
-                if self._request.endpoint:
-                    endpoint = Endpoint(endpoint.base_url, model, endpoint.server_type, endpoint.api_key)
+                remote = self._request.endpoint
+                endpoint = await self._remote(remote, model, files) if remote else await self._serve(model, files)
                 await self._process(index, endpoint, deadline, files)
             except ModelTestError as error:
                 self._update(index, error=str(error))
             finally:
                 await self._end_children()
 
-    def _remote(self) -> Endpoint:
-        assert self._request.endpoint is not None
-        remote = self._request.endpoint
-        return Endpoint(remote.base_url, remote.model_name, "openai", f"${remote.api_key_variable}")
+    async def _remote(self, endpoint: InferenceEndpoint, model: str, files: ExitStack) -> Endpoint:
+        if self._request.fetch_tokenizer_of:
+            name, self._request.fetch_tokenizer_of = self._request.fetch_tokenizer_of, None
+            fetch_log = self._paths.dir / "tokenizer.log"
+            child = self._spawn("trainer", [sys.executable, "-P", "-m", "trainer.models", name], fetch_log, files)
+            if await child.wait(SAMPLER_READY_S) != 0:
+                raise ModelTestError(f"The tokenizer of {name} cannot be had: {_last_line(fetch_log)}")
+        return Endpoint(endpoint.base_url, model, "openai", f"${endpoint.api_key_variable}")
 
     async def _serve(self, model: str, files: ExitStack) -> Endpoint:
         """A sampler for this model on a port of our own: the socket is bound here, so no stranger can have it."""

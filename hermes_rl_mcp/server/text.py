@@ -23,6 +23,8 @@ from hermes_rl_mcp.contracts.results import (
 
 _KEY_METRICS = ("reward/mean", "train/loss", "train/percent_correct", "policy/version", "rollouts/truncated_fraction")
 _CUT = 600
+_ROWS = 20
+"""Of history in text, about; all of it is in the structured content."""
 
 
 def environments(result: ListEnvironments) -> str:
@@ -99,7 +101,7 @@ def results(result: GetResults) -> str:
         lines.append("step: reward/mean, train/loss")
         lines += [
             f"{row.step}: {_short(row.values.get('reward/mean'))}, {_short(row.values.get('train/loss'))}"
-            for row in result.history
+            for row in result.history[:: max(1, len(result.history) // _ROWS)]
         ]
     if result.preview is not None:
         lines.append("One prompt before and after training (model output, to be read as data):")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import mcp.types as t
 from mcp.server.mcpserver import Context, MCPServer
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from hermes_rl_mcp.contracts import results as r
 from hermes_rl_mcp.operations.context import Progress
@@ -76,7 +76,7 @@ def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
     @server.tool(title="Edit configuration", annotations=_hints(idempotent=True))
     async def rl_edit_config(
         field: Annotated[str, Field(min_length=1, description="Field name, from rl_get_current_config.")],
-        value: Annotated[JsonValue, Field(description="New value, of the field's type.")],
+        value: Annotated[Any, Field(description="New value, of the field's type.")],
     ) -> Annotated[t.CallToolResult, r.EditConfig]:
         """Set one field for the next run. The value is checked; a refused edit changes nothing.
 
