@@ -12,6 +12,8 @@ from starlette.requests import Request
 from hermes_rl_mcp.errors import HermesRLError
 
 GZIP = zlib.MAX_WBITS | 16
+MAX_MEMBERS = 1024
+"""Of one gzip body. Each costs a copy of the rest, so very many tiny ones would keep a core busy for minutes."""
 
 
 class BodyTooLargeError(HermesRLError):
@@ -56,6 +58,8 @@ def inflate(body: bytes, limit: int) -> bytes:
     parts: list[bytes] = []
     room = limit
     while body:
+        if len(parts) == MAX_MEMBERS:
+            raise BadGzipError
         member = zlib.decompressobj(GZIP)
         try:
             part = member.decompress(body, room + 1)

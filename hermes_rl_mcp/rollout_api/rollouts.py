@@ -204,7 +204,8 @@ class Rollouts:
         return [b for b in self.state.out.values() if b.leased and self._handed_at[b.batch_id] <= oldest]
 
     def _take_back(self, batches: Iterable[BatchOut]) -> None:
-        for batch in reversed(list(batches)):  # the one handed out first ends up at the head
+        newest_first = sorted(batches, key=lambda batch: min(batch.groups), reverse=True)
+        for batch in newest_first:  # so that the oldest ends up at the head
             self._commit(events.Returned(batch.batch_id), already_true=True)
             self._handed_at.pop(batch.batch_id, None)
 
