@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import io
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +123,7 @@ def convert(gguf: Path, folder: Path, progress: Progress) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
         raise MissingExtraError(NAME, "train") from error
-    with _bars_off():
+    with redirect_stderr(io.StringIO()):  # progress bars would fill the trainer's log with control characters
         progress("reading the quantised weights; this is done once and takes up to a minute")
         model: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
@@ -142,8 +144,18 @@ def convert(gguf: Path, folder: Path, progress: Progress) -> None:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
             ]
         )
-        tokenizer.model_max_length = CONTEXT_LENGTH
         tokenizer.save_pretrained(folder)
+    # transformers 5 writes a class name that older readers (and engines built on them) do not know.
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+        "pad_token": tokenizer.pad_token,
+        "unk_token": tokenizer.unk_token,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONTEXT_LENGTH,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _download(work: Path, progress: Progress) -> Path:
@@ -215,20 +227,6 @@ def _files(folder: Path) -> list[Path]:
     for root, _, names in os.walk(folder):
         found += [path for name in names if (path := Path(root) / name).exists()]
     return found
-
-
-@contextmanager
-def _bars_off() -> Iterator[None]:
-    """transformers' progress bars would fill the trainer's log with control characters."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _empty(folder: Path) -> None:
