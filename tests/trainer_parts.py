@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from trainer.http_server import HttpServer, listener
 from trainer.sampling_app import create_app
 from trainer.service import SamplingService
 
+UNTIL_S = 30.0
 NONCE = "nonce-of-the-tests"
 
 
@@ -35,6 +37,14 @@ def load_model(folder: Path, *, adapter_std: float = 0.05, seed: int = 0) -> Loa
             if "lora_B" in name and adapter_std:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * adapter_std)
     return model
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Poll, bounded; fails with the deadline."""
+    deadline = time.monotonic() + UNTIL_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @contextmanager

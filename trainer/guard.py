@@ -34,8 +34,10 @@ class Guard:
             await refusal(scope, receive, send)
             return
         inner = path[len(self._prefix) :]
-        body = _Body(receive)
-        await self._app({**scope, "path": inner, "raw_path": inner.encode()}, body.receive, send)
+        exchange = _Exchange(receive, send)
+        await self._app({**scope, "path": inner, "raw_path": inner.encode()}, exchange.receive, exchange.send)
+        if exchange.too_large:
+            await _too_large()(scope, receive, send)
 
     def _refusal(self, headers: dict[str, str], path: str) -> JSONResponse | None:
         if "origin" in headers or "sec-fetch-site" in headers:
@@ -46,25 +48,33 @@ class Guard:
             return error_response(404, "There is nothing at this address.")
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-            return error_response(413, f"The request body is larger than {MAX_BODY_BYTES} bytes.")
+            return _too_large()
         return None
 
 
-class BodyTooLargeError(Exception):
-    """A body without a declared length grew over the cap."""
+class _Exchange:
+    """Counts a body without a declared length; over the cap the application sees its client go away, and whatever it
+    answers to that is swallowed."""
 
-
-class _Body:
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
+        self._send = send
         self._size = 0
+        self.too_large = False
 
     async def receive(self) -> Message:
         message = await self._receive()
         self._size += len(message.get("body", b""))
-        if self._size > MAX_BODY_BYTES:
-            raise BodyTooLargeError
-        return message
+        self.too_large = self.too_large or self._size > MAX_BODY_BYTES
+        return {"type": "http.disconnect"} if self.too_large else message
+
+    async def send(self, message: Message) -> None:
+        if not self.too_large:
+            await self._send(message)
+
+
+def _too_large() -> JSONResponse:
+    return error_response(413, f"The request body is larger than {MAX_BODY_BYTES} bytes.")
 
 
 def error_response(status: int, message: str, **headers: str) -> JSONResponse:

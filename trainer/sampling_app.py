@@ -40,7 +40,7 @@ from hermes_rl_mcp.contracts.sampling_api import (
 from hermes_rl_mcp.errors import InvalidValueError
 from trainer import sampling_requests as requests
 from trainer.backends.base import Sampler, SampleRequest, SampleResult, SamplerUnavailableError
-from trainer.guard import BodyTooLargeError, Guard, error_response
+from trainer.guard import Guard, error_response
 
 _DISCONNECT_POLL_S = 0.5
 """How soon a vanished client is noticed; costs one wake-up per waiting request."""
@@ -98,10 +98,6 @@ def _add_error_answers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(_ClientGoneError)
     async def gone(request: Request, error: Exception) -> JSONResponse:
         return error_response(_CLIENT_GONE, "The client closed the connection.")
-
-    @app.exception_handler(BodyTooLargeError)
-    async def too_large(request: Request, error: Exception) -> JSONResponse:
-        return error_response(413, "The request body is too large.")
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
