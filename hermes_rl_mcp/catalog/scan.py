@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,9 @@ def _classes_of(file: Path, root: Path) -> list[_Class]:
     if len(source) > MAX_FILE_BYTES:
         raise _Unreadable(f"larger than {MAX_FILE_BYTES} bytes")
     try:
-        tree = ast.parse(source)
+        with warnings.catch_warnings():  # an odd escape in somebody's file is no news for our log
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
     except SyntaxError as error:
         raise _Unreadable(f"not valid Python: {error.msg} (line {error.lineno})") from error
     except (ValueError, RecursionError, MemoryError) as error:

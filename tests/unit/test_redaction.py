@@ -1,0 +1,49 @@
+"""Secrets do not leave; ordinary values do."""
+
+from __future__ import annotations
+
+import json
+import string
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_rl_mcp.redact import MASK, redact, redact_text
+
+KEY = "sk-" + "a1B2" * 8
+
+
+def test_values_of_secret_keys_are_masked_at_any_depth() -> None:
+    found = redact({"openai": [{"api_key": "abc123def", "model_name": "m"}], "run": {"nonce": "n" * 8, "run_id": "r"}})
+    assert found == {"openai": [{"api_key": MASK, "model_name": "m"}], "run": {"nonce": MASK, "run_id": "r"}}
+
+
+def test_ordinary_fields_that_sound_alike_stay() -> None:
+    values = {"max_token_length": 5, "tokens/trained": 3, "eos_token": "</s>", "tokenizer_name": "t", "api_key": "x"}
+    assert redact(values) == values
+
+
+def test_keys_in_text_are_masked_by_their_shape() -> None:
+    for text in (
+        f"key {KEY} end",
+        "Authorization: Bearer abcdefgh.ijkl",
+        "hf_" + "a" * 30,
+        "OPENAI_API_KEY=hunter2222",
+        "https://user:pass1234@host/x",
+    ):
+        masked = redact_text(text)
+        assert MASK in masked
+        for secret in (KEY, "abcdefgh.ijkl", "hf_aaaa", "hunter2222", "pass1234"):
+            assert secret not in masked
+
+
+def test_given_secrets_are_masked_inside_of_addresses() -> None:
+    assert redact_text("http://127.0.0.1:8000/q1w2e3r4/v1", ["q1w2e3r4"]) == f"http://127.0.0.1:8000/{MASK}/v1"
+
+
+@given(st.text(string.ascii_letters + string.digits, min_size=20, max_size=60), st.text(max_size=30))
+def test_a_key_never_survives_wherever_it_stands(secret: str, around: str) -> None:
+    text = f"{around} sk-{secret} {around}"
+    shown = json.dumps(redact({"log": [text], "api_key": secret}))
+    assert f"sk-{secret}" not in shown
+    assert json.loads(shown)["api_key"] == MASK

@@ -1,0 +1,211 @@
+"""How often rl_check_status gives fresh metrics. The run is a real record whose supervisor lock this test holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from hermes_rl_mcp.contracts.config import TrainerConfig
+from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
+from hermes_rl_mcp.errors import UnknownRunError
+from hermes_rl_mcp.operations.operations import Operations
+from hermes_rl_mcp.operations.settings import Flags, load_settings
+from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.runs import locks
+from hermes_rl_mcp.runs.files import append_line, now
+from hermes_rl_mcp.runs.runconfig import first_record
+from hermes_rl_mcp.runs.state import RunState
+
+RUN_ID = "0123abcd"
+LIMIT_S = 1800.0
+
+
+class LiveRun:
+    """A run that is alive for every reader, and a clock."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.paths = home.run(RUN_ID)
+        self.time = 1_000_000.0
+        self.paths.dir.mkdir(parents=True)
+        request = RunRequest(
+            run_id=RUN_ID,
+            created_at=now(),
+            environment="e",
+            env_file="/e.py",
+            env_class="E",
+            env_sha256="0",
+            profile="hermes",
+            base_model="builtin:tiny",
+            model_path="m",
+            tokenizer_name="t",
+            env={"total_steps": 10, "group_size": 2, "batch_size": 4, "max_token_length": 8},
+            trainer=TrainerConfig(),
+        )
+        self.state = RunState.create(self.paths, first_record(home, request), "made")
+        self.state.move(RunStatus.STARTING, "made")
+        self.state.move(RunStatus.RUNNING, "made")
+        self.lock = locks.take(self.paths.supervisor_lock)
+        assert self.lock is not None
+
+    def step(self, number: int, **metrics: float) -> None:
+        line: dict[str, Any] = {
+            "step": number,
+            "time": now(),
+            "reward/mean": number / 10,
+            "time/step_s": 2.0,
+            **metrics,
+        }
+        append_line(self.paths.metrics, json.dumps(line))
+
+    def operations(self) -> Operations:
+        """A new server, as far as state in memory goes."""
+        operator = load_settings({"HERMES_HOME": str(self.home.root)}, Flags(profile="hermes"))
+        return Operations(operator, clock=lambda: self.time)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[LiveRun]:
+    live = LiveRun(Home(tmp_path / "hermes"))
+    yield live
+    assert live.lock is not None
+    live.lock.release()
+
+
+@pytest.mark.anyio
+async def test_within_the_limit_the_last_snapshot_is_repeated_also_by_another_server(run: LiveRun) -> None:
+    run.step(1)
+    first = await run.operations().check_status(RUN_ID)
+    assert (first.status, first.metrics.step, first.rate_limited) == ("running", 1, False)
+    assert (first.metrics.reward_mean, first.eta_seconds) == (0.1, 18.0)
+    run.step(2)
+    run.time += 600
+    again = await run.operations().check_status(RUN_ID)
+    assert again.rate_limited
+    assert again.next_check_in_seconds == LIMIT_S - 600
+    assert again.metrics == first.metrics
+    assert again.message is not None
+    assert "20 minutes" in again.message
+    run.time += 1200
+    fresh = await run.operations().check_status(RUN_ID)
+    assert (fresh.rate_limited, fresh.metrics.step) == (False, 2)
+
+
+@pytest.mark.anyio
+async def test_a_change_of_state_comes_through_the_limit_and_a_run_that_ended_has_none(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    run.state.move(RunStatus.FAILED, "test", error="broke", hint="mend it")
+    for _ in range(2):
+        ended = await run.operations().check_status(RUN_ID)
+        assert (ended.status, ended.error, ended.hint, ended.rate_limited) == ("failed", "broke", "mend it", False)
+
+
+@pytest.mark.anyio
+async def test_an_unknown_run_never_arms_the_limit(run: LiveRun) -> None:
+    with pytest.raises(UnknownRunError) as error:
+        await run.operations().check_status("ffffffff")
+    assert error.value.payload["active_runs"] == [RUN_ID]
+    assert not run.home.checks.exists()
+
+
+@pytest.mark.anyio
+async def test_a_clock_that_was_set_back_does_not_lock_the_user_out(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    run.time -= 10 * LIMIT_S
+    assert not (await run.operations().check_status(RUN_ID)).rate_limited
+
+
+@pytest.mark.anyio
+async def test_a_damaged_note_of_the_last_check_is_ignored(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    (run.home.checks / f"{RUN_ID}.json").write_text("{")
+    assert not (await run.operations().check_status(RUN_ID)).rate_limited
+
+
+async def _waited(run: LiveRun, event: Callable[[], None]) -> tuple[Any, float]:
+    """Status as a long poll of 20 s gives it if ``event`` happens meanwhile, and how long that took."""
+    notes: list[str] = []
+
+    async def progress(done: float, total: float | None, message: str) -> None:
+        notes.append(message)
+        if len(notes) == 1:
+            event()
+
+    started = time.monotonic()
+    with anyio.fail_after(15):
+        answer = await run.operations().check_status(RUN_ID, 20, progress)
+    assert notes, "a wait says how it is going"
+    return answer, time.monotonic() - started
+
+
+@pytest.mark.anyio
+async def test_waiting_ends_at_the_next_step(run: LiveRun) -> None:
+    answer, _ = await _waited(run, lambda: run.step(1))
+    assert answer.metrics.step == 1
+
+
+@pytest.mark.anyio
+async def test_waiting_within_the_limit_ends_at_a_change_of_state(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    answer, _ = await _waited(run, lambda: run.state.move(RunStatus.STOPPING, "test"))
+    assert (answer.status, answer.rate_limited) == ("stopping", False)
+
+
+@pytest.mark.anyio
+async def test_waiting_sleeps_through_the_limit(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    run.step(1)
+
+    def pass_time() -> None:
+        run.time += LIMIT_S
+
+    answer, _ = await _waited(run, pass_time)
+    assert (answer.metrics.step, answer.rate_limited) == (1, False)
+
+
+@pytest.mark.anyio
+async def test_waiting_within_the_limit_does_not_end_at_a_step(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    run.step(1)
+    answer = await run.operations().check_status(RUN_ID, 1)
+    assert answer.rate_limited
+    assert answer.metrics.step is None
+
+
+@pytest.mark.anyio
+async def test_a_step_that_came_between_two_calls_is_shown_without_waiting(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    run.step(1)
+    run.time += LIMIT_S
+    with anyio.fail_after(5):
+        assert (await run.operations().check_status(RUN_ID, 50)).metrics.step == 1
+
+
+@pytest.mark.anyio
+async def test_results_average_the_first_and_last_five_steps_and_thin_out_the_history(run: LiveRun) -> None:
+    for number in range(1, 31):
+        run.step(number)
+    results = await run.operations().get_results(RUN_ID, max_points=4)
+    assert [row.step for row in results.history] == [1, 11, 20, 30]
+    assert results.reward_first5 == pytest.approx(0.3)
+    assert results.reward_last5 == pytest.approx(2.8)
+    assert results.final_metrics["step"] == 30
+    assert (results.adapter_path, results.checkpoints, results.preview) == (None, [], None)
+
+
+@pytest.mark.anyio
+async def test_a_run_that_cannot_be_read_is_listed_and_hides_no_other(run: LiveRun) -> None:
+    broken = run.home.run("fedcba98")
+    broken.dir.mkdir()
+    broken.record.write_text("{")
+    listed = await run.operations().list_runs()
+    assert {row.run_id: row.status for row in listed.runs} == {RUN_ID: "running", "fedcba98": "unreadable"}
+    assert listed.count == 2
+    assert all(row.note for row in listed.runs if row.status == "unreadable")
+    assert (await run.operations().list_runs(limit=1)).count == 2
