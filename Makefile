@@ -12,7 +12,8 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# On a terminal pip shows its own progress; elsewhere each step is one line.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input $(shell [ -t 2 ] || echo --quiet --quiet)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -48,16 +49,16 @@ $(VENV)/bin/python:
 # torch by itself first, so that its build can be chosen; everything else by the pinned versions.
 $(VENV)/.installed-torch: $(VENV)/bin/python constraints.txt
 	@echo "Installing $(firstword $(TORCH)) (some hundred megabytes, a minute or more) ..."
-	@$(PIP) install --quiet $(TORCH)
+	@$(PIP) install $(TORCH)
 	@touch $@
 
 $(VENV)/.installed-train: $(VENV)/.installed-torch pyproject.toml constraints.txt
 	@echo "Installing hermes-rl-mcp[train] ..."
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
-	@$(PIP) install --quiet -e '.[train]' -c $(VENV)/constraints.txt
+	@$(PIP) install -e '.[train]' -c $(VENV)/constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-train pyproject.toml constraints.txt
 	@echo "Installing hermes-rl-mcp[train,dev] ..."
-	@$(PIP) install --quiet -e '.[train,dev]' -c $(VENV)/constraints.txt
+	@$(PIP) install -e '.[train,dev]' -c $(VENV)/constraints.txt
 	@touch $@

@@ -51,12 +51,15 @@ class Demo:
 
     def finish(self, timeout_s: float) -> tuple[int, dict[str, Any]]:
         """Exit code, and the one JSON object on stdout."""
+        assert self.process.stdout is not None and self.process.stderr is not None
         try:
-            out = self.process.stdout.read() if self.process.stdout else ""
-            code = self.process.wait(timeout_s)
+            code = self.process.wait(timeout_s)  # its one line on stdout fits into the pipe
         finally:
             self.process.kill()
         self._reader.join(10)
+        out = self.process.stdout.read()
+        self.process.stdout.close()
+        self.process.stderr.close()
         lines = out.splitlines()
         assert len(lines) == 1, (lines, self.shown)
         return code, json.loads(lines[0])
