@@ -39,7 +39,7 @@ def check_model(profile: Profile, model: JsonValue) -> None:
     """Raises InvalidValueError if the operator's allow-list has no pattern for this model."""
     if not isinstance(model, str) or not any(fnmatch.fnmatchcase(model, pattern) for pattern in profile.allowed_models):
         raise InvalidValueError(
-            f"Model '{model}' is not on the operator's allow-list.",
+            f"model_name '{model}' is not on the operator's allow-list.",
             hint="Choose one that matches allowed_models; the person who starts the server can add more "
             "(HERMES_RL_ALLOW_MODELS).",
             details={"field": "model_name", "allowed_models": list(profile.allowed_models)},

@@ -1,0 +1,134 @@
+"""The server's process: flags, transports, and leaving at once when it is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from mcp import Client
+from mcp.client.sse import sse_client
+from mcp_rig import SERVER
+
+from hermes_rl_mcp import __version__
+
+INITIALIZE = (
+    b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},'
+    b'"clientInfo":{"name":"t","version":"1"}}}\n'
+)
+
+
+@contextmanager
+def started(environ: dict[str, str], *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, *SERVER, *flags],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answering(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(INITIALIZE)
+    process.stdin.flush()
+    assert b'"serverInfo"' in process.stdout.readline()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, None])
+def test_a_stdio_server_leaves_with_code_0_when_it_is_signalled_or_its_client_goes(
+    environ: dict[str, str], how: signal.Signals | None
+) -> None:
+    with started(environ) as process:
+        answering(process)
+        before = time.monotonic()
+        if how is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.stdin = None
+        else:
+            process.send_signal(how)
+        assert process.wait(timeout=5) == 0
+        assert time.monotonic() - before < 2  # 1 s, and room for a busy machine
+
+
+def test_version_and_bad_flags(environ: dict[str, str]) -> None:
+    def run(*flags: str, **variables: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, *SERVER, *flags],
+            env={**environ, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("--version") == (0, f"hermes-rl-mcp {__version__}\n")
+    for flags, says in (
+        (("--transport", "sse", "--host", "0.0.0.0"), "loopback only"),
+        (("--transport", "websocket"), "invalid choice"),
+        (("--port", "x"), "invalid int"),
+        (("--profile", "nope"), "hermes, local"),
+    ):
+        code, output = run(*flags)
+        assert code == 2
+        assert says in output
+    assert "not one of" in run(HERMES_RL_TRANSPORT="websocket")[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def http_server(environ: dict[str, str], transport: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    port = free_port()
+    with started({**environ, "HERMES_RL_TRANSPORT": transport, "HERMES_RL_PORT": str(port)}) as process:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                os.sched_yield()
+        yield f"http://127.0.0.1:{port}", process
+
+
+@pytest.mark.anyio
+async def test_streamable_http_serves_the_tools_and_refuses_strangers(environ: dict[str, str]) -> None:
+    with http_server(environ, "streamable-http") as (address, process):
+        async with Client(f"{address}/mcp") as client:
+            assert len((await client.list_tools()).tools) == 10
+        async with httpx.AsyncClient() as web:
+            for headers, code in (({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403)):
+                answer = await web.post(f"{address}/mcp", headers=headers, json={"jsonrpc": "2.0"})
+                assert answer.status_code == code
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=10)
+
+
+@pytest.mark.anyio
+async def test_sse_serves_the_tools(environ: dict[str, str]) -> None:
+    with http_server(environ, "sse") as (address, _):
+        async with Client(sse_client(f"{address}/sse")) as client:
+            assert len((await client.list_tools()).tools) == 10
