@@ -66,9 +66,8 @@ class StoredJSON:
             sent = 0
             for piece in _pieces(parts):
                 sent += len(piece)
-                if sent == total:
-                    for _ in range(LOOKS):
-                        await asyncio.sleep(0)
+                for _ in range(LOOKS if sent == total else 1):
+                    await asyncio.sleep(0)  # also lets others be served between the pieces of a large batch
                 if gone.done():
                     return False
                 async with asyncio.timeout(self._stall_s):

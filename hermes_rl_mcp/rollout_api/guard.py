@@ -21,7 +21,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, path_prefix: str = "", any_host: bool = False) -> None:
         self._app = app
-        self._prefix = f"/{path_prefix}" if path_prefix else ""
+        self._prefix = path_prefix
         self._any_host = any_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,12 +40,10 @@ class Guard:
 
     def _inside(self, path: str) -> str | None:
         """The path below the prefix, or None outside it."""
-        head, rest = path[: len(self._prefix)], path[len(self._prefix) :]
-        if not secrets.compare_digest(head.encode(), self._prefix.encode()):
-            return None
-        if self._prefix and rest and not rest.startswith("/"):
-            return None
-        return rest or "/"
+        if not self._prefix:
+            return path
+        first, _, rest = path[1:].partition("/")
+        return f"/{rest}" if secrets.compare_digest(first.encode(), self._prefix.encode()) else None
 
 
 def is_loopback(host: str) -> bool:

@@ -7,12 +7,10 @@ open; a batch that was being written then is back in the queue and in the journa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Generator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -63,14 +61,6 @@ def adopt(fd: int) -> socket.socket:
     return sock
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's own handlers would raise the signal again at the end, and the exit status would be that of a kill."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 async def serve(app: ASGIApp, sock: socket.socket) -> None:
     """Until SIGTERM or SIGINT."""
     config = uvicorn.Config(
@@ -85,11 +75,13 @@ async def serve(app: ASGIApp, sock: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = _Server(config)
+    server = uvicorn.Server(config)
 
     def stop() -> None:
         server.should_exit = True
 
+    # The server has handlers of its own, and raises the signal again once it has ended. These here take that one, else
+    # the exit status would be that of a kill; and they take a signal that comes before the server's are in place.
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
