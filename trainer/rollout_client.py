@@ -159,12 +159,13 @@ class _UnknownLease(Exception):
 def _json(response: httpx.Response) -> dict[str, object]:
     if response.status_code >= 500:
         raise _Unavailable(f"HTTP {response.status_code}")
-    if response.status_code == 404 and response.request.url.path.endswith("/acknowledge"):
+    name = response.request.url.path.rsplit("/", 1)[-1]
+    if response.status_code == 404 and name == "acknowledge":
         raise _UnknownLease(response.text[:200])
-    if response.status_code >= 400:
+    not_registered = response.status_code == 409 and name == "batch"
+    if response.status_code >= 400 and not not_registered:
         raise EndpointError(
-            f"The rollout API refused {response.request.url.path.rsplit('/', 1)[-1]} with "
-            f"HTTP {response.status_code}: {response.text[:300]}",
+            f"The rollout API refused {name} with HTTP {response.status_code}: {response.text[:300]}",
             hint="Check that batch_size is a multiple of group_size and that the run's processes belong together.",
         )
     answer = response.json()
