@@ -23,7 +23,7 @@ from hermes_rl_mcp.envs.describe import describe, validate
 from hermes_rl_mcp.envs.evaluate import run_evaluation, table
 from hermes_rl_mcp.envs.loading import load_environment
 from hermes_rl_mcp.envs.options import Flags, Options, parse_flags, resolve
-from hermes_rl_mcp.envs.process import FORCED, Processor
+from hermes_rl_mcp.envs.process import FORCED, Processor, check_total
 from hermes_rl_mcp.envs.reports import MetricLines, write_failure
 from hermes_rl_mcp.envs.rollout_client import RolloutClient
 from hermes_rl_mcp.envs.serve import Worker
@@ -82,6 +82,7 @@ def _describe(environment: type[BaseEnv], flags: Flags, output: int) -> None:
 
 def _process(environment: type[BaseEnv], flags: Flags, output: int) -> None:
     options = resolve(environment, flags, FORCED)
+    check_total(options.config)
 
     async def run(env: BaseEnv) -> None:
         env.server.reconnect_s = PROCESS_RECONNECT_S
@@ -134,6 +135,7 @@ async def _with(environment: type[BaseEnv], options: Options, run: Callable[[Bas
     env.run_dir = options.run_dir
     try:
         await env.setup()
+        await asyncio.to_thread(lambda: env.tokenizer)  # if it cannot be loaded, nothing is registered or sampled
         await run(env)
     finally:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from hermes_rl_mcp.envs.base import BaseEnv, RolloutsFailedError
+from hermes_rl_mcp.envs.config import BaseEnvConfig
 from hermes_rl_mcp.envs.groups import GivingUpError, checked
 from hermes_rl_mcp.envs.view import page
 from hermes_rl_mcp.errors import InvalidValueError
@@ -35,15 +36,19 @@ def free_path(path: Path) -> Path:
     return candidate
 
 
+def check_total(config: BaseEnvConfig) -> None:
+    """Refused before anything is loaded."""
+    if config.total_steps < 1:
+        raise InvalidValueError(
+            f"process makes total_steps groups; found total_steps = {config.total_steps}.",
+            hint="Set --env.total_steps to at least 1.",
+        )
+
+
 class Processor:
     """Makes ``total_steps`` groups."""
 
     def __init__(self, env: BaseEnv) -> None:
-        if env.config.total_steps < 1:
-            raise InvalidValueError(
-                f"process makes total_steps groups; found total_steps = {env.config.total_steps}.",
-                hint="Set --env.total_steps to at least 1.",
-            )
         self.env = env
         self.path = free_path(Path(env.config.data_path_to_save_groups or f"data/{env.env_name()}.jsonl"))
         self._backlog: deque[Any] = deque()

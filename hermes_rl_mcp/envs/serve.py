@@ -32,7 +32,7 @@ POLL_S = 0.1
 """Between two looks at the queue while there is more to make."""
 IDLE_POLL_S = 1.0
 """The same once everything was sent."""
-LONGEST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 1.0
 """After failed groups."""
 
 

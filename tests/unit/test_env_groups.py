@@ -1,0 +1,91 @@
+"""A group is checked before it is sent, and every group that is not sent is counted with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes_rl_mcp.envs.groups import CONSECUTIVE_LIMIT, BadGroupError, GivingUpError, Tally, checked
+
+
+def group(**changes: Any) -> dict[str, Any]:
+    whole = {
+        "tokens": [[1, 2, 3], [1, 2, 4]],
+        "masks": [[-100, 2, 3], [-100, 2, 4]],
+        "scores": [0.0, 1.0],
+        "inference_logprobs": [[1.0, -0.5, -0.1], [1.0, 0.0, -0.2]],
+    }
+    return {**whole, **changes}
+
+
+def reason(changes: dict[str, Any], **options: Any) -> str:
+    with pytest.raises(BadGroupError) as refused:
+        checked(group(**changes), **{"group_size": 2, **options})
+    return refused.value.reason
+
+
+def test_a_good_group_passes_and_empty_columns_count_as_absent() -> None:
+    data = checked(group(advantages=[], messages=[], group_overrides={}), group_size=2, max_token_len=4)
+    assert (data.advantages, data.messages, data.group_overrides) == (None, None, None)
+    assert data.inference_logprobs == [[1.0, -0.5, -0.1], [1.0, 0.0, -0.2]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "expected"),
+    [
+        ({}, {"group_size": 3}, "wrong_size"),
+        ({}, {"max_token_len": 3}, "too_long"),
+        ({"scores": [1.0, 1.0]}, {"refuse_equal_scores": True}, "equal_scores"),
+        ({"scores": [1.0, float("nan")]}, {}, "invalid"),
+        ({"scores": [1.0]}, {}, "invalid"),
+        ({"masks": [[-100, 2, 3], [-100, 2]]}, {}, "invalid"),
+        ({"masks": [[-100, 2, 3], [0, 1, 1]]}, {}, "invalid"),
+        ({"inference_logprobs": [[1.0, -0.5, float("-inf")], [1.0, -0.5, -0.1]]}, {}, "invalid"),
+        ({"inference_logprobs": [[1.0, -0.5, 0.25], [1.0, -0.5, -0.1]]}, {}, "invalid"),
+        ({"inference_logprobs": [[1.0, -0.5], [1.0, -0.5, -0.1]]}, {}, "invalid"),
+        ({"tokens": [["a"], [1]]}, {}, "invalid"),
+        ({"overrides": [{}]}, {}, "invalid"),
+    ],
+)
+def test_what_a_trainer_could_not_use_is_named(changes: dict[str, Any], options: dict[str, Any], expected: str) -> None:
+    assert reason(changes, **options) == expected
+
+
+def test_equal_scores_pass_when_the_trainer_is_to_sort_them_out() -> None:
+    assert checked(group(scores=[1.0, 1.0]), group_size=2).scores == [1.0, 1.0]
+
+
+def test_an_environment_may_announce_another_group_size() -> None:
+    assert len(checked(group(group_overrides={"group_size": 2}), group_size=8).tokens) == 2
+
+
+def test_a_row_of_unusable_groups_ends_the_process_and_quotes_the_first() -> None:
+    tally = Tally()
+    tally.count_failed(RuntimeError("first problem"))
+    for _ in range(CONSECUTIVE_LIMIT - 2):
+        tally.count_dropped(BadGroupError("too_long", "later problem"))
+        tally.raise_if_hopeless()
+    tally.count_failed(RuntimeError("last problem"))
+    with pytest.raises(GivingUpError, match="first problem"):
+        tally.raise_if_hopeless()
+
+
+def test_a_sent_group_ends_the_row() -> None:
+    tally = Tally()
+    for _ in range(CONSECUTIVE_LIMIT - 1):
+        tally.count_failed(RuntimeError("x"))
+    tally.count_sent()
+    tally.count_failed(RuntimeError("new"))
+    tally.raise_if_hopeless()
+    assert tally.first_error == "RuntimeError: new"
+    metrics = tally.metrics()
+    assert (metrics["groups/sent"], metrics["groups/failed"]) == (1.0, float(CONSECUTIVE_LIMIT))
+
+
+def test_dropped_groups_are_counted_by_reason() -> None:
+    tally = Tally()
+    for name in ("too_long", "equal_scores", "equal_scores"):
+        tally.count_dropped(BadGroupError(name, "why"))
+    assert tally.metrics()["groups/dropped"] == 3.0
+    assert tally.metrics()["groups/dropped/equal_scores"] == 2.0
