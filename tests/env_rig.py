@@ -187,6 +187,7 @@ class Api:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.http = httpx.Client(base_url=self.url, timeout=30)
         self.process: subprocess.Popen[bytes] | None = None
+        self._received_before = 0
 
     def start(self) -> None:
         fd = self._socket.fileno()
@@ -242,6 +243,14 @@ class Api:
 
     def next_batch(self) -> list[dict[str, Any]]:
         return until(self.take, why=lambda: self.log.read_text()[-2000:])
+
+    def reset(self) -> None:
+        self.http.get("/reset_data")
+        self._received_before = self.health()["groups_received"]
+
+    def received(self) -> int:
+        """Groups since the last reset."""
+        return self.health()["groups_received"] - self._received_before
 
     def health(self) -> dict[str, Any]:
         return self.http.get("/health").json()

@@ -1,4 +1,4 @@
-"""An environment process in a run: it feeds the trainer, keeps its limits, outlives its peers and says how it failed."""
+"""An environment process in a run: feeds the trainer, keeps its limits, outlives its peers, says how it failed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def one_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture
 def api(one_api: Api) -> Api:
-    one_api.http.get("/reset_data")
+    one_api.reset()
     return one_api
 
 
@@ -102,12 +102,12 @@ def test_the_trainer_gets_whole_aligned_groups_and_no_more_than_it_needs(
         assert group["messages"] is None
     assert len({json.dumps(group["group_overrides"]) for group in groups}) == len(groups)
     # Everything was sent: the environment idles, but stays until it is told to go.
-    until(lambda: api.health()["groups_received"] == len(groups))
+    until(lambda: api.received() == len(groups))
     assert api.take() is None
     assert env.process.poll() is None
     assert env.stop() == 0
     assert api.health()["environments"] == 0
-    assert api.health()["groups_received"] == len(groups)
+    assert api.received() == len(groups)
     lines = json_lines(tmp_path / "env_metrics.jsonl")
     assert [line["step"] for line in lines] == sorted({line["step"] for line in lines})
     assert lines[-1]["train/percent_correct"] == 1.0
@@ -119,12 +119,12 @@ def test_with_one_batch_off_policy_the_queue_never_holds_more_than_one(api: Api,
     start(max_num_workers=16)
     api.register_trainer(batch_size=BATCH)
     per_batch = BATCH // GROUP
-    until(lambda: api.health()["groups_received"] >= per_batch)
+    until(lambda: api.received() >= per_batch)
     for taken in range(1, 6):
         # Between two batches the environment has time to overshoot: it looks at the queue ten times a second.
         end = time.monotonic() + 0.4
         while time.monotonic() < end:
-            assert api.health()["groups_received"] <= taken * per_batch
+            assert api.received() <= taken * per_batch
         assert len(api.next_batch()) == per_batch
 
 
