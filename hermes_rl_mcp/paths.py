@@ -143,12 +143,15 @@ class RunPaths:
 def claims_dir(environ: Mapping[str, str]) -> Path:
     """Per-user folder of machine-wide claims on devices and ports.
 
-    ``HERMES_RL_CLAIMS_DIR`` overrides (tests), else ``$XDG_RUNTIME_DIR/hermes-rl``, else a folder in the temp dir.
+    ``HERMES_RL_CLAIMS_DIR`` overrides (tests), else ``hermes-rl`` in the user's runtime folder, else a folder in the
+    temp dir. Clients that pass almost no environment must get the same folder as a shell: so the usual runtime folder
+    is looked for even if ``XDG_RUNTIME_DIR`` is not set.
     """
     if override := environ.get("HERMES_RL_CLAIMS_DIR"):
         return Path(override)
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "hermes-rl"
+    runtime = Path(environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    if runtime.is_dir():
+        return runtime / "hermes-rl"
     return Path(tempfile.gettempdir()) / f"hermes-rl-{os.getuid()}"
 
 

@@ -6,7 +6,8 @@ say. Standard library and yaml only, so that it starts quickly.
 Knobs per role (all optional):
   die_at_start CODE       exit before listening
   never_ready             listen, but never become ready
-  die_after_ready CODE    exit that long ("die_delay_s") after becoming ready; negative = by that signal
+  die_after_ready CODE    exit once the run is running; negative = by that signal
+  die_on_go CODE          the same, once ``RUN/go`` exists
   ignore_term             SIGTERM does nothing
   term_exit CODE          exit code on SIGTERM (default: trainer 143, others 0)
   grandchild "group"|"session"   start a sleeping process in our group, or in a session of its own
@@ -143,6 +144,9 @@ class Child:
         if "die_after_ready" in knobs:
             self.wait_until_running()
             return self.die(knobs["die_after_ready"])
+        if "die_on_go" in knobs:
+            self.wait_for_go()
+            return self.die(knobs["die_on_go"])
         return self.train() if self.role == "trainer" else wait_for_ever()
 
     def die(self, code: int) -> int:
@@ -157,12 +161,16 @@ class Child:
         while json.loads((self.run_dir / "run.json").read_text())["status"] != "running":
             time.sleep(0.02)
 
+    def wait_for_go(self) -> None:
+        while not (self.run_dir / "go").exists():
+            time.sleep(0.02)
+
     def train(self) -> int:
         total = self.config["env"]["total_steps"]
         self.wait_until_running()
         for step in range(1, total + 1):
-            while step > self.knobs.get("hold_at", total) and not (self.run_dir / "go").exists():
-                time.sleep(0.02)
+            if step > self.knobs.get("hold_at", total):
+                self.wait_for_go()
             time.sleep(self.knobs.get("step_s", 0.01))
             line = {"step": step, "time": datetime.now(UTC).isoformat(), "reward/mean": step / total}
             with (self.run_dir / "metrics.jsonl").open("a") as file:

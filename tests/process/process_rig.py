@@ -24,9 +24,9 @@ from hermes_rl_mcp.runs.store import RunStore
 
 FAKE_CHILD = Path(__file__).with_name("fake_child.py")
 QUICK = {
-    "api_ready_s": 10,
-    "trainer_ready_s": 10,
-    "env_ready_s": 10,
+    "api_ready_s": 30,
+    "trainer_ready_s": 30,
+    "env_ready_s": 30,
     "completion_exit_s": 0.3,
     "env_term_s": 0.5,
     "trainer_term_s": 0.5,
@@ -94,7 +94,7 @@ class Rig:
     def paths(self, run_id: str) -> RunPaths:
         return self.home.run(run_id)
 
-    async def wait(self, run_id: str, condition: Callable[[RunRecord], bool], timeout_s: float = 20) -> RunRecord:
+    async def wait(self, run_id: str, condition: Callable[[RunRecord], bool], timeout_s: float = 40) -> RunRecord:
         """The first record that fulfils the condition."""
         with anyio.fail_after(timeout_s):
             while True:
@@ -104,9 +104,13 @@ class Rig:
                 assert not record.status.terminal, f"ended as {record.status}: {record.error}\n{self.explain(run_id)}"
                 await anyio.sleep(0.02)
 
-    async def end(self, run_id: str, timeout_s: float = 20) -> RunRecord:
+    async def end(self, run_id: str, timeout_s: float = 40) -> RunRecord:
         """The terminal record."""
         return await self.wait(run_id, lambda record: record.status.terminal, timeout_s)
+
+    def go(self, run_id: str) -> None:
+        """Releases what the knobs hold back."""
+        (self.paths(run_id).dir / "go").touch()
 
     async def running(self, run_id: str) -> RunRecord:
         return await self.wait(run_id, lambda record: record.status is RunStatus.RUNNING)
@@ -147,4 +151,4 @@ def rig(tmp_path: Path, environ: dict[str, str]) -> Iterator[Rig]:
 
 
 HOLD: Knobs = {"trainer": {"hold_at": 1}}
-"""A run that stays ``running`` after its first step until ``RUN/go`` exists."""
+"""A run that stays ``running`` after its first step until ``go``."""

@@ -21,6 +21,7 @@ from hermes_rl_mcp.paths import install_root
 from hermes_rl_mcp.runs import launch, locks
 from hermes_rl_mcp.runs.claims import holder
 from hermes_rl_mcp.runs.process import identity_of, is_alive
+from hermes_rl_mcp.runs.reconcile import reconcile
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.state import RunState, read_record
 
@@ -154,16 +155,18 @@ async def test_run_outlives_a_server_that_is_killed_with_its_process_group(rig: 
         assert server.stdout is not None and server.stdout.readline() == b"started\n"
         os.killpg(server.pid, signal.SIGKILL)
     await rig.running(request.run_id)
-    (rig.paths(request.run_id).dir / "go").touch()
+    rig.go(request.run_id)
     assert (await rig.end(request.run_id)).status is RunStatus.COMPLETED
 
 
 async def test_two_readers_at_once_close_a_lost_run_once(rig: Rig) -> None:
     run_id = forge(rig, RunStatus.RUNNING, gone(), None)
+    seen = read_record(rig.paths(run_id))
     async with anyio.create_task_group() as group:
         for _ in range(8):
             group.start_soon(anyio.to_thread.run_sync, rig.store.get, run_id)
     assert rig.store.get(run_id).status is RunStatus.INTERRUPTED
+    assert reconcile(rig.paths(run_id), seen).status is RunStatus.INTERRUPTED, "by one who had read it before"
     assert sum(event.status.terminal for event in rig.events(run_id)) == 1
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hermes_rl_mcp.contracts.runs import Identity
@@ -117,6 +118,19 @@ async def test_a_child_leads_its_own_session_reads_nothing_and_logs_to_its_file(
     assert lines[0] == "before" and set(lines[1:]) == {"True True", "this False"}
 
 
+def live_members(group: int) -> list[int]:
+    """Of a process group, without its leader."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            member = os.getpgid(pid) == group and pid != group
+        except ProcessLookupError:
+            continue
+        if member and (named := identity_of(pid)) and is_alive(named):
+            found.append(pid)
+    return found
+
+
 @pytest.mark.anyio
 async def test_stop_ends_a_group_whose_leader_is_gone_already(tmp_path: Path) -> None:
     program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{SLEEP}'])"
@@ -126,6 +140,7 @@ async def test_stop_ends_a_group_whose_leader_is_gone_already(tmp_path: Path) ->
     assert await child.stop(term_s=5, kill_s=5)
     assert not child.forced, "the leader went by itself"
     child.reap()
+    assert live_members(child.identity.pid) == []
 
 
 @pytest.mark.anyio
