@@ -145,6 +145,7 @@ class Runner:
             child = self._spawn("trainer", [sys.executable, "-P", "-m", "trainer.models", name], fetch_log, files)
             if await child.wait(SAMPLER_READY_S) != 0:
                 raise ModelTestError(f"The tokenizer of {name} cannot be had: {_last_line(fetch_log)}")
+            await self._end_children()
         return Endpoint(endpoint.base_url, model, "openai", f"${endpoint.api_key_variable}")
 
     async def _serve(self, model: str, files: ExitStack) -> Endpoint:

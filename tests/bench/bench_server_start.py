@@ -1,0 +1,78 @@
+"""How long a client waits for the server: from starting the process to the answer of tools/list. Target: below 1.5 s.
+
+Prints the median and the worst of several starts, for both protocol eras, and the size of what a model reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+STARTS = 7
+CLIENT = {"name": "bench", "version": "1"}
+META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientInfo": CLIENT,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+ERAS: dict[str, list[dict[str, Any]]] = {
+    "2025-11-25": [
+        {
+            "id": 0,
+            "method": "initialize",
+            "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT},
+        },
+        {"method": "notifications/initialized"},
+        {"id": 1, "method": "tools/list"},
+    ],
+    "2026-07-28": [{"id": 1, "method": "tools/list", "params": {"_meta": META}}],
+}
+
+
+def start(messages: list[dict[str, Any]], home: str) -> tuple[float, list[dict[str, Any]]]:
+    """Seconds, and the tools."""
+    environ = {**os.environ, "HERMES_HOME": home}
+    before = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "hermes_rl_mcp.server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environ,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for message in messages:
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        process.stdin.flush()
+        while True:
+            answer = json.loads(process.stdout.readline())
+            if answer.get("id") == 1:
+                seconds = time.monotonic() - before
+                process.stdin.close()
+                return seconds, answer["result"]["tools"]
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as home:
+        for era, messages in ERAS.items():
+            times = [start(messages, home)[0] for _ in range(STARTS)]
+            say(f"start to tools/list, {era}: median {statistics.median(times):.2f} s, worst {max(times):.2f} s")
+        _, tools = start(ERAS["2025-11-25"], home)
+        whole = len(json.dumps(tools))
+        read = len(json.dumps([{k: v for k, v in tool.items() if k != "outputSchema"} for tool in tools]))
+        say(f"tools/list: {whole} bytes, of which a model reads about {read}")
+
+
+if __name__ == "__main__":
+    main()
