@@ -23,7 +23,7 @@ from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError
 from hermes_rl_mcp.paths import RunPaths
 from trainer.backends.base import Backend
-from trainer.checkpoints import ADAPTER, Checkpoints, Counters
+from trainer.checkpoints import ADAPTER, Checkpoints, Counters, last_complete
 from trainer.files import replace_text
 from trainer.http_server import HttpServer, listener
 from trainer.loop import Loop, Outcome, Recorders
@@ -102,14 +102,13 @@ class _Trainer:
 
     def run(self) -> int:
         try:
+            folder = Path(self._config.trainer.checkpoint_dir or self._paths.checkpoints)
+            good = last_complete(folder)
+            self._check_directory(good)
             backend = self._load()
-            checkpoints = Checkpoints(
-                Path(self._config.trainer.checkpoint_dir or self._paths.checkpoints),
-                backend,
-                base_model=self._config.run.base_model,
-                lora_rank=self._config.trainer.lora_rank,
-            )
-            start = self._starting_point(checkpoints)
+            run, rank = self._config.run, self._config.trainer.lora_rank
+            checkpoints = Checkpoints(folder, backend, base_model=run.base_model, lora_rank=rank)
+            start = self._restore(checkpoints, good) if good is not None else None
             self._stop.gracefully()
             outcome = self._train(backend, checkpoints, start)
         except Exception as error:
@@ -133,20 +132,19 @@ class _Trainer:
         self._service.loaded(self._backend)
         return self._backend
 
-    def _starting_point(self, checkpoints: Checkpoints) -> Counters | None:
-        """Where to go on. A used run directory is refused unless resuming was asked for."""
-        good = checkpoints.last_good()
-        if not self._resume:
-            if good is not None or self._paths.metrics.exists():
-                raise PreflightError(
-                    f"{self._paths.dir} already holds a run (last checkpoint: {good or 'none'}).",
-                    hint="Add --resume to go on from it, or copy config.yaml into a new folder.",
-                )
-            return None
-        if good is None:
+    def _check_directory(self, good: Path | None) -> None:
+        """A used run directory is refused unless resuming was asked for, and then there must be something to resume."""
+        if not self._resume and (good is not None or self._paths.metrics.exists()):
+            raise PreflightError(
+                f"{self._paths.dir} already holds a run (last checkpoint: {good or 'none'}).",
+                hint="Add --resume to go on from it, or copy config.yaml into a new folder.",
+            )
+        if self._resume and good is None:
             raise PreflightError(
                 f"There is no complete checkpoint in {self._paths.dir}.", hint="Start without --resume."
             )
+
+    def _restore(self, checkpoints: Checkpoints, good: Path) -> Counters:
         self._service.phase(f"restoring {good.name}")
         counters = checkpoints.restore(good)
         for path in (self._paths.metrics, self._paths.rollouts):

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.records import Preview
+from hermes_rl_mcp.errors import EndpointError
 from trainer.backends.base import Backend, NonFiniteError, StepAbandonedError, StepResult
 from trainer.batching import TrainingBatch, build_batch
 from trainer.checkpoints import Checkpoints, Counters
@@ -102,16 +103,20 @@ class Loop:
         return self._counters.step
 
     def run(self) -> Outcome:
-        """Until all steps are done or ``stopping``; either way the last state is checkpointed.
+        """Until all steps are done or ``stopping``; however it ends, the last state is checkpointed.
 
         Raises TrainingFailedError, CheckpointError or EndpointError.
         """
-        while self._counters.step < self._total_steps and not self._stopping():
-            lease = self._source.next_batch()
-            if lease is None or not self._take(lease):
-                break
+        try:
+            while self._counters.step < self._total_steps and not self._stopping():
+                lease = self._source.next_batch()
+                if lease is None or not self._take(lease):
+                    break
+        except EndpointError:
+            self._save()
+            raise
         finished = self._counters.step >= self._total_steps
-        checkpoint = self._checkpoints.save(self._counters) if self._counters.step else None
+        checkpoint = self._save()
         return Outcome(
             finished=finished,
             checkpoint=checkpoint,
@@ -213,8 +218,12 @@ class Loop:
             after=self._backend.decode(after),
         )
 
+    def _save(self) -> Path | None:
+        return self._checkpoints.save(self._counters) if self._counters.step else None
+
     def _last_good(self) -> str:
-        good = self._checkpoints.last_good()
+        """The weights of the last step are good; they are kept before the run fails."""
+        good = self._save()
         return f"The last good checkpoint is {good}." if good else "There is no checkpoint yet."
 
     def _diverged(self, error: NonFiniteError) -> TrainingFailedError:

@@ -1,10 +1,13 @@
 """SIGTERM and SIGINT to the trainer: leave at once while nothing can be lost, later finish what must be finished.
 
 Invariant: once ``gracefully`` was called a signal only sets the event; nothing is interrupted in the middle of a write.
+Before that the process ends on the spot, without unwinding: an exception out of a signal handler is swallowed by some
+of the imports that go on then.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -25,10 +28,8 @@ class StopSignal:
     def gracefully(self) -> None:
         """From now on whoever computes asks ``event`` and ends in order."""
         self._graceful = True
-        if self.event.is_set():
-            raise SystemExit(EXIT_CODE)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.event.set()
         if not self._graceful:
-            raise SystemExit(EXIT_CODE)
+            os._exit(EXIT_CODE)

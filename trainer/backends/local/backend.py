@@ -77,12 +77,10 @@ class LocalBackend:
             rank=config.lora_rank,
             alpha=config.lora_alpha,
             seed=config.seed,
+            adapter=adapter,
             progress=progress,
         )
-        if adapter is None:
-            return cls(model, config)
-        notes = adapter_files.check_base(adapter, model.base_sha256)
-        adapter_files.restore(model.peft, adapter)
+        notes = adapter_files.check_base(adapter, model.base_sha256) if adapter is not None else {}
         return cls(model, config, version=int(notes.get("policy_version", 0)))
 
     @property

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from hermes_rl_mcp.errors import PreflightError
+from trainer.backends.local import adapter_files
 from trainer.backends.local.base_hash import weights_sha256
 from trainer.backends.local.head import Head
 
@@ -95,6 +96,8 @@ def load(
     """fp32 on a CPU, bf16 base with fp32 LoRA on a GPU. With ``adapter`` that one is loaded instead of a fresh one."""
     progress("hashing the base weights")
     sha256 = weights_sha256(folder)
+    if adapter is not None:
+        adapter_files.check_base(adapter, sha256)
     progress("loading the model")
     disable_progress_bar()  # a log file is no terminal
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -108,7 +111,10 @@ def load(
         local_files_only=True,
     ).to(device)
     progress("adding the adapter")
-    peft = _with_adapter(base, rank, alpha, seed) if adapter is None else PeftModel.from_pretrained(base, adapter)
+    if adapter is None:
+        peft = _with_adapter(base, rank, alpha, seed)
+    else:
+        peft = PeftModel.from_pretrained(base, adapter, is_trainable=True)
     peft.eval()
     text = base.config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads

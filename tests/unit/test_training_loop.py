@@ -1,0 +1,214 @@
+"""The loop's promises, with the real local backend on a tiny model and batches out of a list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_llama import build_tiny_llama
+from trainer_parts import load_model, settings
+
+from hermes_rl_mcp.contracts.records import METRIC_NAMES, RolloutLine
+from hermes_rl_mcp.contracts.rollout_api import ScoredData
+from trainer.backends.local.backend import LocalBackend
+from trainer.checkpoints import Checkpoints, read_marker
+from trainer.failures import TrainingFailedError
+from trainer.loop import Loop, Outcome, Recorders
+from trainer.metrics import JsonLines, LastEvaluation
+from trainer.rollout_client import Lease
+
+PROMPT = [40, 41, 42]
+
+
+def _group(scores: list[float], *, logprob: float = -5.0, **fields: Any) -> ScoredData:
+    completions = [[50 + at, 60, 1] for at in range(len(scores))]
+    values = {
+        "tokens": [PROMPT + one for one in completions],
+        "masks": [[-100] * 3 + one for one in completions],
+        "scores": scores,
+        "inference_logprobs": [[1.0] * 3 + [logprob] * 3] * len(scores),
+        **fields,
+    }
+    return ScoredData.model_validate(values)
+
+
+SIGNAL = [_group([1.0, 0.0]), _group([0.5, 0.5])]
+NO_SIGNAL = [_group([1.0, 1.0]), _group([0.0, 0.0])]
+
+
+class Listed:
+    """A source that checks, at each acknowledgement, that the step is already on record."""
+
+    def __init__(self, batches: list[list[ScoredData]], metrics: Path) -> None:
+        self._batches = batches
+        self._metrics = metrics
+        self.acknowledged: list[str] = []
+
+    def next_batch(self) -> Lease | None:
+        return Lease(self._batches.pop(0), str(len(self._batches))) if self._batches else None
+
+    def acknowledge(self, lease: Lease) -> None:
+        assert lease.lease_id is not None
+        self.acknowledged.append(lease.lease_id)
+        assert len(self._metrics.read_text().splitlines()) == len(self.acknowledged)
+
+
+class Rig:
+    """One loop in one folder."""
+
+    def __init__(self, folder: Path, backend: LocalBackend) -> None:
+        self.folder = folder
+        self.backend = backend
+        self.metrics_file = folder / "metrics.jsonl"
+        self.checkpoints = Checkpoints(folder / "checkpoints", backend, base_model="tiny", lora_rank=4)
+        self.source = Listed([], self.metrics_file)
+
+    def run(self, batches: list[list[ScoredData]], *, total_steps: int | None = None, **config: Any) -> Outcome:
+        self.source = Listed(list(batches), self.metrics_file)
+        recorders = Recorders(
+            JsonLines(self.metrics_file),
+            JsonLines(self.folder / "rollouts.jsonl"),
+            LastEvaluation(self.folder / "env_metrics.jsonl"),
+            lambda step, values: None,
+        )
+        loop = Loop(
+            settings(learning_rate=1e-2, **config),
+            self.backend,
+            self.source,
+            self.checkpoints,
+            recorders,
+            total_steps=total_steps if total_steps is not None else len(batches),
+            preview_tokens=4,
+            stopping=lambda: False,
+        )
+        return loop.run()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+
+    def weights(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.backend._model.adapter_parameters()]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def rig(tmp_path: Path, base: Path) -> Iterator[Rig]:
+    backend = LocalBackend(load_model(base, adapter_std=0.0), settings())
+    yield Rig(tmp_path, backend)
+    backend.close()
+
+
+def test_every_batch_gets_one_line_and_is_acknowledged_after_it(rig: Rig) -> None:
+    outcome = rig.run([SIGNAL, NO_SIGNAL, SIGNAL])
+    assert outcome.finished
+    assert len(rig.source.acknowledged) == 3
+    lines = rig.metrics()
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(set(line) == {"step", "time", *METRIC_NAMES} for line in lines)
+    assert [line["policy/version"] for line in lines] == [1, 1, 2]
+    assert [line["groups/zero_variance_fraction"] for line in lines] == [0.5, 1.0, 0.5]
+    assert outcome.reward_first5 == pytest.approx(0.5)
+
+
+def test_a_batch_without_signal_moves_nothing_even_after_adam_has_momentum(rig: Rig) -> None:
+    rig.run([SIGNAL, SIGNAL])
+    before = rig.weights()
+    rig.metrics_file.unlink()
+    rig.run([NO_SIGNAL], save_checkpoint_interval=0)
+    assert all(torch.equal(a, b) for a, b in zip(before, rig.weights(), strict=True))
+    [line] = rig.metrics()
+    assert (line["train/loss"], line["train/learning_rate"], line["tokens/trained"]) == (None, None, 0)
+    assert rig.backend.policy_version == 2
+    assert line["reward/mean"] == 0.5
+
+
+def test_batches_without_signal_in_a_row_fail_with_a_diagnosis(rig: Rig) -> None:
+    with pytest.raises(TrainingFailedError, match=r"3 batches in a row.*equal") as caught:
+        rig.run([SIGNAL] + [NO_SIGNAL] * 9, max_steps_without_signal=3)
+    assert str(rig.folder / "checkpoints" / "step_4") in caught.value.message
+    assert "reward" in caught.value.hint
+    assert len(rig.metrics()) == 4 == len(rig.source.acknowledged)
+
+
+def test_a_batch_with_signal_starts_the_count_anew(rig: Rig) -> None:
+    assert rig.run(([NO_SIGNAL] * 2 + [SIGNAL]) * 3, max_steps_without_signal=3).finished
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (_group([1.0, 0.0], inference_logprobs=None), "logprob"),
+        (_group([1.0, 0.0], masks=[[1]] * 2), "well formed"),
+    ],
+)
+def test_the_diagnosis_names_the_cause(rig: Rig, broken: ScoredData, words: str) -> None:
+    with pytest.raises(TrainingFailedError, match=words):
+        rig.run([[broken]] * 2, max_steps_without_signal=2)
+
+
+def test_a_step_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(rig: Rig) -> None:
+    with pytest.raises(TrainingFailedError, match="Step 3: loss or gradient is not finite") as caught:
+        rig.run([SIGNAL, SIGNAL, [_group([1.0, 0.0], logprob=-1e4)]])
+    assert str(rig.folder / "checkpoints" / "step_2") in caught.value.message
+    assert "learning rate" in caught.value.hint
+    assert len(rig.metrics()) == 2 == len(rig.source.acknowledged)
+    assert rig.backend.policy_version == 2
+
+
+def test_checkpoints_come_by_interval_and_at_the_end(rig: Rig) -> None:
+    outcome = rig.run([SIGNAL] * 5, save_checkpoint_interval=2)
+    folder = rig.folder / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step_2", "step_4", "step_5"]
+    assert outcome.checkpoint == folder / "step_5"
+    marker = read_marker(folder / "step_5")
+    assert marker is not None and marker.policy_version == 5
+
+
+def test_a_source_that_ends_leaves_a_checkpoint_and_says_unfinished(rig: Rig) -> None:
+    outcome = rig.run([SIGNAL] * 2, total_steps=9)
+    assert (outcome.finished, outcome.preview) == (False, None)
+    assert outcome.checkpoint == rig.folder / "checkpoints" / "step_2"
+
+
+def test_the_learning_rate_warms_up_by_optimizer_steps(rig: Rig) -> None:
+    rig.run([SIGNAL, NO_SIGNAL, SIGNAL, SIGNAL, SIGNAL], warmup_steps=2)
+    assert [line["train/learning_rate"] for line in rig.metrics()] == [5e-3, None, 1e-2, 1e-2, 1e-2]
+
+
+def test_the_preview_answers_the_first_prompt_with_base_and_adapter(rig: Rig) -> None:
+    outcome = rig.run([SIGNAL] * 12)
+    base = rig.backend.greedy(PROMPT, 4, adapter=False)
+    trained = rig.backend.greedy(PROMPT, 4, adapter=True)
+    assert base != trained
+    assert outcome.preview is not None
+    assert outcome.preview.prompt == rig.backend.decode(PROMPT)
+    assert (outcome.preview.before, outcome.preview.after) == (rig.backend.decode(base), rig.backend.decode(trained))
+
+
+def test_training_raises_the_probability_of_the_rewarded_completion(rig: Rig) -> None:
+    def logprob() -> float:
+        scores = rig.backend.score([*PROMPT, 50, 60, 1], 1.0).result().positions[3:]
+        return sum(one.logprob for one in scores if one is not None)
+
+    before = logprob()
+    rig.run([SIGNAL] * 4)
+    assert logprob() > before + 0.5
+
+
+def test_a_sample_of_rollouts_is_logged_as_it_was_trained(rig: Rig) -> None:
+    note = {"policy_version": 0, "finish_reason": "stop", "reward_parts": {"correct": 1.0}}
+    rig.run([[_group([1.0, 0.0, 0.0, 0.0], overrides=[note, {}, {}, {}])]], rollouts_logged_per_step=2)
+    lines = (rig.folder / "rollouts.jsonl").read_text().splitlines()
+    first, second = (RolloutLine.model_validate_json(line) for line in lines)
+    assert first.prompt == rig.backend.decode(PROMPT)
+    assert first.completion == rig.backend.decode([50, 60])
+    assert (first.reward, first.advantage, first.tokens, first.finish_reason) == (1.0, 0.75, 3, "stop")
+    assert (second.reward, second.advantage) == (0.0, -0.25)
