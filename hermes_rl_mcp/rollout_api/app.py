@@ -116,8 +116,7 @@ class _Rim:
 
     # Requests
 
-    async def _body(self, request: Request) -> bytes:
-        limit = self._rollouts.limits.body_bytes
+    async def _body(self, request: Request, limit: int) -> bytes:
         body = await read_body(request, limit)
         if not is_gzip(request):
             return body
@@ -130,7 +129,7 @@ class _Rim:
 
     async def _parse(self, request: Request, model: type[Model]) -> Model:
         try:
-            return model.model_validate_json(await self._body(request))
+            return model.model_validate_json(await self._body(request, self._rollouts.limits.control_bytes))
         except ValidationError as error:
             raise FieldError.of(error) from None
 
@@ -201,7 +200,7 @@ class _Rim:
         return JSONResponse(reply)
 
     async def _submit(self, request: Request, decode: Callable[[bytes], list[Group]]) -> Submission:
-        body = await self._body(request)
+        body = await self._body(request, self._rollouts.limits.body_bytes)
         groups, digest = await self._off_loop(len(body), lambda: (decode(body), hashlib.sha256(body).hexdigest()))
         return self._rollouts.submit(groups, digest)
 

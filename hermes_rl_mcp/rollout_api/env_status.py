@@ -9,6 +9,8 @@ from hermes_rl_mcp.contracts.rollout_api import RegisterEnv, StatusEnvReply
 from hermes_rl_mcp.errors import NotFoundError
 from hermes_rl_mcp.rollout_api.rollouts import Rollouts
 
+LARGEST_FACTOR = 10**9
+"""Of a weight or a length that an environment names; keeps their products and sums finite."""
 MIN_WEIGHT = 0.01
 """Floor of ``env_weight``, so that no environment is starved altogether."""
 
@@ -43,9 +45,14 @@ def env_status(rollouts: Rollouts, env_id: int) -> StatusEnvReply:
 
 
 def _weight(own: RegisterEnv, live: list[RegisterEnv]) -> float:
-    total = sum(request.max_token_length * max(0.0, request.weight) for request in live)
-    share = own.max_token_length * max(0.0, own.weight) / total if total > 0 else 0.0
+    total = sum(_claim(request) for request in live)
+    share = _claim(own) / total if total > 0 else 0.0
     return min(1.0, max(MIN_WEIGHT, share))
+
+
+def _claim(request: RegisterEnv) -> float:
+    length = min(max(request.max_token_length, 0), LARGEST_FACTOR)
+    return length * min(max(request.weight, 0.0), LARGEST_FACTOR)
 
 
 def _reserved(rollouts: Rollouts, env_id: int | None) -> int:

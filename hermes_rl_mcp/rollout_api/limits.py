@@ -13,6 +13,8 @@ class Limits:
 
     body_bytes: int = 128 * MIB
     """A request, before and after inflating. 16 sequences of 32k tokens with logprobs are about 17 MiB."""
+    control_bytes: int = MIB
+    """A request that carries no groups."""
     queue_bytes: int = 1024 * MIB
     """Of groups held in memory. Past half of it environments are told to pause, past all of it posting gets 503."""
     queue_groups: int = 20_000
@@ -31,6 +33,8 @@ class Limits:
     """A client repeats a post whose answer it did not get within seconds (BaseEnv: three tries in about 3 s)."""
     duplicate_repeats: int = 3
     """How often one body is taken for such a repetition. A policy that always says the same posts equal groups too."""
+    stuck_warning_s: float = 60.0
+    """Between two log lines that say that the waiting groups are enough in number and still fit no batch."""
     write_stall_s: float = 60.0
     """A client that reads nothing of its batch for so long is taken for gone."""
     retry_after_s: int = 5

@@ -7,6 +7,7 @@ No HTTP. The clock and the source of ids are passed in. Not thread-safe: one eve
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -84,6 +85,7 @@ class Rollouts:
         self._seen: dict[str, _Seen] = {}
         self._handed_at: dict[str, float] = {}
         self._contacts: dict[int, float] = {}
+        self._next_warning = -math.inf
         if journal:
             self._restore(journal)
 
@@ -168,11 +170,25 @@ class Rollouts:
             self._minimums(registration.batch_size),
         )
         if chosen is None:
+            self._warn_if_stuck(groups, registration.batch_size)
             return None
         batch_id = self._new_id().hex
         self._commit(events.HandedOut(batch_id, leased, tuple(seqs[index] for index in chosen)))
         self._handed_at[batch_id] = self._clock()
         return self.state.out[batch_id]
+
+    def _warn_if_stuck(self, groups: Sequence[Group], batch_size: int) -> None:
+        sequences, now = sum(group.size for group in groups), self._clock()
+        if sequences < batch_size or now < self._next_warning:
+            return
+        self._next_warning = now + self.limits.stuck_warning_s
+        log.warning(
+            "%d sequences wait in groups of %s, but none of them make a batch of exactly %d with the shares %s",
+            sequences,
+            sorted({group.size for group in groups}),
+            batch_size,
+            self._minimums(batch_size) or "of no environment",
+        )
 
     def written(self, batch_id: str) -> None:
         """The response with this batch was written to the end."""

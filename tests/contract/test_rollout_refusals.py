@@ -181,6 +181,13 @@ def test_a_body_declared_too_large_is_refused_unread(api: RolloutServer) -> None
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
 
 
+def test_a_request_without_groups_may_not_be_large(api: RolloutServer) -> None:
+    body = json.dumps(env_registration(desired_name="x" * (2 << 20))).encode()
+    assert api.client.post("/register-env", content=body).status_code == 413
+    headers = {"content-encoding": "gzip"}
+    assert api.client.post("/register-env", content=gzip.compress(body), headers=headers).status_code == 413
+
+
 def test_a_deeply_nested_body_is_refused(api: RolloutServer) -> None:
     body = json.dumps(group(1))[:-1] + ', "images": ' + "[" * 100_000 + "]" * 100_000 + "}"
     assert api.client.post("/scored_data", content=body).status_code == 422

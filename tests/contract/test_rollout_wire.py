@@ -232,7 +232,7 @@ def test_status_env_takes_a_body_on_get_or_a_query(api: RolloutServer) -> None:
 def test_status_env_survives_any_weight(api: RolloutServer, weights: tuple[float, ...]) -> None:
     api.register()
     for weight in weights:
-        env_id = api.register_env(weight=weight)
+        env_id = api.register_env(weight=weight, max_token_length=10**400)
     reply = api.client.get("/status-env", params={"env_id": env_id})
     assert reply.status_code == 200, reply.text
     assert 0.01 <= reply.json()["env_weight"] <= 1.0

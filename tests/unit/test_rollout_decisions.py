@@ -174,6 +174,19 @@ def test_a_refused_submission_may_be_sent_again(clock: Clock) -> None:
     assert tags(rollouts) == [2]
 
 
+def test_groups_that_are_enough_and_fit_no_batch_are_named_in_the_log(
+    rollouts: Rollouts, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for tag in range(4):
+        post(rollouts, tag, size=3)
+        for _ in range(5):
+            assert tags(rollouts) is None
+    clock.now += rollouts.limits.stuck_warning_s
+    assert tags(rollouts) is None
+    warnings = [record.getMessage() for record in caplog.records if "make a batch" in record.getMessage()]
+    assert len(warnings) == 2 and "groups of [3]" in warnings[0] and "exactly 8" in warnings[0]
+
+
 def test_environments_registered_in_a_loop_are_bounded() -> None:
     rollouts = Rollouts(dataclasses.replace(Limits(), environments=3))
     rollouts.register(registration())
