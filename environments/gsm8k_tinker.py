@@ -147,6 +147,7 @@ class Gsm8kEnv(BaseEnv):
             max_token_length=256,
             total_steps=50,
             max_batches_offpolicy=3,
+            worker_timeout=3600,  # on a CPU a group of long answers takes minutes
             ensure_scores_are_not_same=False,
             eval_limit=200,
             use_wandb=False,

@@ -1,5 +1,19 @@
 """The environment SDK: subclass ``BaseEnv``, say how an item is asked and scored, run ``serve | process | evaluate``.
 
+::
+
+    class Shouting(BaseEnv):
+        name = "shouting"
+
+        async def get_next_item(self):
+            return random.choice(["hello", "good day"])
+
+        def get_messages(self, item):
+            return [{"role": "user", "content": f"Say {item} in capitals."}]
+
+        def score_answer(self, item, completion):
+            return float(item.upper() in completion.text)
+
 Importing this loads neither torch nor transformers nor datasets; a tokenizer is loaded when it is first needed.
 """
 

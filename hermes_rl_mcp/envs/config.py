@@ -49,7 +49,7 @@ class BaseEnvConfig(BaseModel):
     tokenizer_name: str = "NousResearch/DeepHermes-3-Llama-3-3B-Preview"
     """Hub id or folder of the tokenizer; must be the sampled model's."""
     use_wandb: bool = True
-    """Also log the environment's metrics to Weights & Biases; env_metrics.jsonl is complete without it."""
+    """Weights & Biases for the run. The trainer does that; the environment's metrics go to env_metrics.jsonl."""
     rollout_server_url: str = "http://localhost:8000"
     """Address of the rollout API."""
     total_steps: int = Field(1000, ge=-1)
@@ -57,9 +57,9 @@ class BaseEnvConfig(BaseModel):
     wandb_name: str | None = None
     """Name under which the environment registers. Null = the environment's own name."""
     num_rollouts_to_keep: int = Field(32, ge=0)
-    """Scored rollouts kept in memory for logging."""
+    """Original field; the trainer keeps a sample of rollouts (``rollouts_logged_per_step``)."""
     num_rollouts_per_group_for_logging: int = Field(1, ge=-1)
-    """Of each group, how many of them. -1 = all."""
+    """Original field, as above."""
     ensure_scores_are_not_same: bool = True
     """Drop groups in which every score is equal."""
     data_path_to_save_groups: str | None = None
