@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from filelock import FileLock
 
 from hermes_rl_mcp.errors import InvalidValueError, PreflightError
 from hermes_rl_mcp.paths import install_root
@@ -88,15 +90,22 @@ def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path: Path) -> No
 
 def test_processes_that_ask_at_once_all_get_the_same_whole_model(tmp_path: Path, environ: dict[str, str]) -> None:
     folder = tmp_path / "models" / "tiny"
+    folder.parent.mkdir()
+    logs = [tmp_path / f"{number}.log" for number in range(3)]
     environ["PYTHONPATH"] = str(install_root())
-    running = [
-        subprocess.Popen(command("builtin:tiny", "--into", str(folder)), env=environ, stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    said = [process.communicate(timeout=60)[1] for process in running]
-    assert [process.returncode for process in running] == [0] * 4, said
+    running = []
+    with FileLock(folder.parent / ".tiny.lock"):  # so that all of them find the model missing
+        for log in logs:
+            with log.open("w") as output:
+                start = command("builtin:tiny", "--into", str(folder))
+                running.append(subprocess.Popen(start, env=environ, stdout=output, stderr=output))
+        deadline = time.monotonic() + 60
+        while not all("waiting for another process" in log.read_text() for log in logs):
+            assert time.monotonic() < deadline, [log.read_text() for log in logs]
+            time.sleep(0.05)
+    assert [process.wait(60) for process in running] == [0, 0, 0], [log.read_text() for log in logs]
     assert is_intact(folder, "builtin:tiny")
-    assert sum("copying" in text for text in said) == 1
+    assert sum("copying" in log.read_text() for log in logs) == 1
     assert {path.name for path in folder.parent.iterdir()} == {"tiny", ".tiny.lock"}
 
 
