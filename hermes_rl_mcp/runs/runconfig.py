@@ -43,7 +43,8 @@ def first_record(home: Home, request: RunRequest) -> RunRecord:
 
 def make_config(request: RunRequest, ports: Ports) -> RunConfig:
     """The whole configuration, with a fresh nonce and path prefix."""
-    prefix = secrets.token_urlsafe(18)
+    # Never begins with "v1": Atropos' clients take every "/v1" out of base_url.
+    prefix = "r" + secrets.token_hex(16)
     api = f"http://127.0.0.1:{ports.rollout_api}/{prefix}"
     name = run_name(request)
     server = {key: value for key, value in request.server_values.items() if key not in _SET_HERE}

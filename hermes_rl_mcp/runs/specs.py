@@ -27,10 +27,11 @@ _BASE = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME", "H
 _HUB = (
     *("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_DATASETS_CACHE", "XDG_CACHE_HOME"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "TRANSFORMERS_OFFLINE"),
 )
 _GPU = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF")
-_WANDB_PREFIX = "WANDB_"
+_TRAINER_PREFIXES = ("WANDB_", "PIP_")
+"""W&B's key and settings; pip's, because a builtin model may be fetched by it."""
 _SUPERVISOR = (CHILD_COMMANDS, "HERMES_RL_CLAIMS_DIR", "XDG_RUNTIME_DIR")
 
 _ALLOWED: dict[ProcessName, tuple[str, ...]] = {"api": _BASE, "trainer": _BASE + _HUB + _GPU, "env": _BASE + _HUB}
@@ -139,11 +140,12 @@ def marker(config: RunConfig) -> str:
 def supervisor_environ(home: Home, environ: Mapping[str, str]) -> dict[str, str]:
     """Everything that any child may get, and what the supervisor itself reads."""
     names = {*_BASE, *_HUB, *_GPU, *_SUPERVISOR}
-    return {**_pick(names, environ, wandb=True), **_python(), "HERMES_HOME": str(home.root)}
+    return {**_pick(names, environ, prefixes=_TRAINER_PREFIXES), **_python(), "HERMES_HOME": str(home.root)}
 
 
 def _child_environ(name: ProcessName, environ: Mapping[str, str], *, torch_threads: int) -> dict[str, str]:
-    picked = {**_pick(set(_ALLOWED[name]), environ, wandb=name == "trainer"), **_python()}
+    prefixes = _TRAINER_PREFIXES if name == "trainer" else ()
+    picked = {**_pick(set(_ALLOWED[name]), environ, prefixes=prefixes), **_python()}
     if name == "trainer":
         # Spinning threads would take the cores from the environment that the trainer waits for.
         picked |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(torch_threads or cpu_count())}
@@ -152,10 +154,8 @@ def _child_environ(name: ProcessName, environ: Mapping[str, str], *, torch_threa
     return picked
 
 
-def _pick(names: set[str], environ: Mapping[str, str], *, wandb: bool) -> dict[str, str]:
-    return {
-        name: value for name, value in environ.items() if name in names or (wandb and name.startswith(_WANDB_PREFIX))
-    }
+def _pick(names: set[str], environ: Mapping[str, str], *, prefixes: tuple[str, ...] = ()) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name in names or name.startswith(prefixes)}
 
 
 def _python() -> dict[str, str]:
