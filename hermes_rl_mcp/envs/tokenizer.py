@@ -29,6 +29,9 @@ PLAIN_CHAT_TEMPLATE = (
 def load_tokenizer(name: str) -> Any:
     """A transformers tokenizer with a chat template. ``name`` is a Hub id, a folder, or ``builtin:NAME``."""
     source = str(Home.from_environ(os.environ).model_dir(name)) if name.startswith("builtin:") else name
+    hint = "Set tokenizer_name to a folder that has tokenizer.json, or to a Hub id this machine can reach."
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        raise PreflightError(f"The tokenizer '{name}' is not there: no folder {source}.", hint=hint)
     try:
         tokenizer = _load(source)
     except ImportError as error:
@@ -37,7 +40,7 @@ def load_tokenizer(name: str) -> Any:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PreflightError(
             f"The tokenizer '{name}' could not be loaded: {first_line}",
-            hint="Set tokenizer_name to a folder that has tokenizer.json, or to a Hub id this machine can reach.",
+            hint=hint,
         ) from error
     if not tokenizer.chat_template:
         log.warning("the tokenizer %s has no chat template; a plain one is used", name)
