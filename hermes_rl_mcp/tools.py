@@ -54,9 +54,9 @@ async def rl_edit_config(field: str, value: JsonValue) -> str:
     return await _text(lambda ops: ops.edit_config(field, value))
 
 
-async def rl_start_training() -> str:
-    """Start a run in the background."""
-    return await _text(lambda ops: ops.start_training())
+async def rl_start_training(idempotency_key: str | None = None) -> str:
+    """Start a run in the background. The same key gives the same run."""
+    return await _text(lambda ops: ops.start_training(idempotency_key))
 
 
 async def rl_check_status(run_id: str, wait_seconds: float = 0.0) -> str:

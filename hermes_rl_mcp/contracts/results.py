@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ScanProblem
 from hermes_rl_mcp.contracts.records import Preview
 
 
 class Result(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    """Field docstrings stay out of the published schemas: reading source text would slow the server."""
 
 
 class ListEnvironments(Result):

@@ -22,8 +22,7 @@ from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, NotFoundError
 from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.context import Context, Progress, no_progress
 from hermes_rl_mcp.operations.environments import Selected, selected
-from hermes_rl_mcp.operations.inference_records import TEST_ID, TestPaths, TestRequest, TestState
-from hermes_rl_mcp.operations.inference_runner import initial_state
+from hermes_rl_mcp.operations.inference_records import TEST_ID, TestPaths, TestRequest, TestState, initial_state
 from hermes_rl_mcp.runs.checks import check_model
 from hermes_rl_mcp.runs.files import make_private_dir, write_atomic
 from hermes_rl_mcp.runs.process import is_alive

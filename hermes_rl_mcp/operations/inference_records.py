@@ -14,7 +14,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo
-from hermes_rl_mcp.contracts.results import InferenceStep, InferenceSummary, ModelTest, TestInference
+from hermes_rl_mcp.contracts.results import (
+    InferenceStep,
+    InferenceSummary,
+    InferenceTestConfig,
+    ModelTest,
+    TestInference,
+)
 from hermes_rl_mcp.contracts.rollout_api import ScoredData, SequenceNotes
 from hermes_rl_mcp.contracts.runs import Identity
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint
@@ -80,6 +86,40 @@ class TestPaths:
     def stem(self, environment: str, model: str) -> Path:
         """``test_<environment>_<model>``, to which .jsonl, .log, .yaml and .sampler.log are added."""
         return self.dir / re.sub(r"[^A-Za-z0-9._-]+", "_", f"test_{environment}_{model}")
+
+
+def initial_state(request: TestRequest, folder: Path) -> TestState:
+    """Before anything has run."""
+    paths = TestPaths(folder)
+    per_model = request.num_steps * request.group_size
+    tests = [_empty_test(paths, request, model) for model in request.models]
+    return TestState(
+        result=TestInference(
+            status="running",
+            test_id=request.test_id,
+            environment=request.info.name,
+            environment_file=request.info.file_path,
+            test_config=InferenceTestConfig(
+                num_steps=request.num_steps,
+                group_size=request.group_size,
+                rollouts_per_model=per_model,
+                total_rollouts=per_model * len(request.models),
+            ),
+            models_tested=tests,
+            message="starting",
+        )
+    )
+
+
+def _empty_test(paths: TestPaths, request: TestRequest, model: str) -> ModelTest:
+    stem = paths.stem(request.info.name, model)
+    return ModelTest(
+        model=model,
+        name=model.rsplit("/", 1)[-1],
+        scale="custom" if request.endpoint else "local",
+        output_file=f"{stem}.jsonl",
+        log_file=f"{stem}.log",
+    )
 
 
 class Groups(BaseModel):

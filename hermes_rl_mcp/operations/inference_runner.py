@@ -27,13 +27,12 @@ import yaml
 from pydantic import JsonValue
 
 from hermes_rl_mcp import lifeline
-from hermes_rl_mcp.contracts.results import InferenceTestConfig, ModelTest, TestInference
 from hermes_rl_mcp.contracts.runs import ProcessName
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint
 from hermes_rl_mcp.operations.inference_records import (
     TestPaths,
     TestRequest,
-    TestState,
+    initial_state,
     read_groups,
     summarise,
     with_groups,
@@ -63,40 +62,6 @@ class Endpoint:
     model_name: str
     server_type: str
     api_key: str
-
-
-def initial_state(request: TestRequest, folder: Path) -> TestState:
-    """Before anything has run."""
-    paths = TestPaths(folder)
-    per_model = request.num_steps * request.group_size
-    tests = [_empty_test(paths, request, model) for model in request.models]
-    return TestState(
-        result=TestInference(
-            status="running",
-            test_id=request.test_id,
-            environment=request.info.name,
-            environment_file=request.info.file_path,
-            test_config=InferenceTestConfig(
-                num_steps=request.num_steps,
-                group_size=request.group_size,
-                rollouts_per_model=per_model,
-                total_rollouts=per_model * len(request.models),
-            ),
-            models_tested=tests,
-            message="starting",
-        )
-    )
-
-
-def _empty_test(paths: TestPaths, request: TestRequest, model: str) -> ModelTest:
-    stem = paths.stem(request.info.name, model)
-    return ModelTest(
-        model=model,
-        name=model.rsplit("/", 1)[-1],
-        scale="custom" if request.endpoint else "local",
-        output_file=f"{stem}.jsonl",
-        log_file=f"{stem}.log",
-    )
 
 
 class Runner:

@@ -23,7 +23,7 @@ from hermes_rl_mcp.contracts.results import (
     StopTraining,
     TestInference,
 )
-from hermes_rl_mcp.operations import environments, inference, status, training
+from hermes_rl_mcp.operations import environments, status, training
 from hermes_rl_mcp.operations.context import Context, Progress, no_progress
 from hermes_rl_mcp.operations.settings import Flags, Operator, load_settings
 
@@ -51,8 +51,8 @@ class Operations:
     async def edit_config(self, field: str, value: JsonValue) -> EditConfig:
         return await environments.edit_config(self.context, field, value)
 
-    async def start_training(self) -> StartTraining:
-        return await training.start_training(self.context)
+    async def start_training(self, idempotency_key: str | None = None) -> StartTraining:
+        return await training.start_training(self.context, idempotency_key)
 
     async def check_status(
         self, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress
@@ -77,6 +77,8 @@ class Operations:
         wait_seconds: float = 45.0,
         progress: Progress = no_progress,
     ) -> TestInference:
+        from hermes_rl_mcp.operations import inference  # seldom used, and the server must start fast
+
         return await inference.test_inference(
             self.context, num_steps, group_size, models, test_id, wait_seconds, progress
         )

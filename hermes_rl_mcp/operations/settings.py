@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 
-from dotenv import dotenv_values
 from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.profiles import PROFILES, Profile
@@ -83,6 +82,8 @@ def _env_file(path: Path) -> dict[str, str]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValueError(f"{path} cannot be read: {error}.", hint="Repair it or move it away.") from error
+    from dotenv import dotenv_values  # only where there is such a file: the server must start fast
+
     if mode & 0o077:
         log.warning("%s can be read by other users (mode %o); run: chmod 600 %s", path, mode, path)
     return {name: value for name, value in dotenv_values(stream=StringIO(text), interpolate=False).items() if value}

@@ -33,8 +33,11 @@ START_WAIT_S = 10.0
 _META_KEYS = ("step", "time")
 
 
-async def start_training(context: Context) -> StartTraining:
-    """rl_start_training. Everything that can be known to fail is found before anything is started."""
+async def start_training(context: Context, idempotency_key: str | None = None) -> StartTraining:
+    """rl_start_training. Everything that can be known to fail is found before anything is started.
+
+    A second call with the same key answers with the run of the first, whatever the configuration is by then.
+    """
     now = await selected(context)
     await _check(context, now)
     identity = RunIdentity(
@@ -43,8 +46,10 @@ async def start_training(context: Context) -> StartTraining:
         env_sha256=file_sha256(Path(now.info.file_path)),
         device=await anyio.to_thread.run_sync(detect_device, context.operator.environ),
     )
-    request = build_request(now.resolution, now.info, context.home, identity)
+    request = build_request(now.resolution, now.info, context.home, identity, idempotency_key or None)
     record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S)
+    if record.run_id != request.run_id:
+        request = RunRequest.model_validate_json(context.home.run(record.run_id).request.read_bytes())
     return _started(context, request, record)
 
 

@@ -7,7 +7,6 @@ they belong to nobody's process group. Heavy imports come after the arguments ar
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hermes_rl_mcp import __version__
+from hermes_rl_mcp.server.startup import quick_start
 
 if TYPE_CHECKING:
     from hermes_rl_mcp.server.app import HermesServer
@@ -80,27 +80,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _build(options: argparse.Namespace, arguments: argparse.ArgumentParser) -> HermesServer:
-    gc.disable()  # importing the SDK makes a great many objects that all stay: collecting costs a tenth of the start
-    from hermes_rl_mcp.errors import InvalidValueError
-    from hermes_rl_mcp.operations.operations import Operations
-    from hermes_rl_mcp.operations.settings import Flags
-    from hermes_rl_mcp.server.app import build_server
+    with quick_start():
+        from hermes_rl_mcp.errors import InvalidValueError
+        from hermes_rl_mcp.operations.operations import Operations
+        from hermes_rl_mcp.operations.settings import Flags
+        from hermes_rl_mcp.server.app import build_server
 
-    flags = Flags(
-        profile=options.profile,
-        session=options.session,
-        env_dirs=options.env_dir,
-        lock=options.lock,
-        unlock=options.unlock,
-        allow_models=options.allow_model,
-    )
-    try:
-        server = build_server(Operations.from_environ(os.environ, flags))
-    except InvalidValueError as error:
-        arguments.error(str(error))
-    gc.freeze()
-    gc.enable()
-    return server
+        flags = Flags(
+            profile=options.profile,
+            session=options.session,
+            env_dirs=options.env_dir,
+            lock=options.lock,
+            unlock=options.unlock,
+            allow_models=options.allow_model,
+        )
+        try:
+            return build_server(Operations.from_environ(os.environ, flags))
+        except InvalidValueError as error:
+            arguments.error(str(error))
 
 
 def _serve_stdio(server: HermesServer) -> NoReturn:

@@ -76,12 +76,11 @@ def _failed(text: str, payload: ErrorPayload) -> t.CallToolResult:
     )
 
 
-def admit_errors(schema: dict[str, Any]) -> dict[str, Any]:
-    """The output schema of a result, widened so that ErrorPayload fits it as well."""
+def admit_errors(schema: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
+    """The output schema of a result, widened so that an error's payload (a JSON schema, too) fits it as well."""
     widened = deepcopy(schema)
-    required = widened.pop("required", [])
     properties = widened.setdefault("properties", {})
-    for name, part in ErrorPayload.model_json_schema()["properties"].items():
+    for name, part in payload["properties"].items():
         properties.setdefault(name, {key: value for key, value in part.items() if key not in ("title", "default")})
-    widened["anyOf"] = [{"required": required}, {"required": ["error"]}]
+    widened["anyOf"] = [{"required": widened.pop("required", [])}, {"required": payload["required"]}]
     return widened

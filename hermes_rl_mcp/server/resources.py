@@ -73,7 +73,7 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
                 raise ResourceError(f"limit must be 1 to {MAX_WINDOW_BYTES} bytes.")
             path = context.home.log(process, run_id)
             secrets = _secrets(operations, run_id)
-            return redact_text(await anyio.to_thread.run_sync(_window, path, offset, limit), secrets)
+            return redact_text(await anyio.to_thread.run_sync(_window, path, offset, limit, secrets))
 
 
 async def current(operations: Operations) -> list[t.Resource]:
@@ -137,11 +137,17 @@ def _secrets(operations: Operations, run_id: str) -> list[str]:
         return []
 
 
-def _window(path: Path, offset: int, limit: int) -> str:
+def _window(path: Path, offset: int, limit: int, secrets: list[str]) -> str:
+    """Secrets are masked before the window is cut, byte for byte, so that no two windows together show one."""
+    margin = max((len(secret.encode()) for secret in secrets), default=0)
     try:
         with path.open("rb") as file:
-            size = path.stat().st_size
-            file.seek(max(0, size - limit) if offset < 0 else offset)
-            return file.read(limit).decode("utf-8", "replace")
+            begin = max(0, path.stat().st_size - limit) if offset < 0 else offset
+            first = max(0, begin - margin)
+            file.seek(first)
+            data = file.read(begin - first + limit + margin)
     except FileNotFoundError:
         return ""
+    for secret in secrets:
+        data = data.replace(secret.encode(), b"*" * len(secret.encode()))
+    return data[begin - first :][:limit].decode("utf-8", "replace")

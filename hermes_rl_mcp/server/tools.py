@@ -14,7 +14,7 @@ from hermes_rl_mcp.contracts import results as r
 from hermes_rl_mcp.operations.context import Progress
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.server import text
-from hermes_rl_mcp.server.answers import admit_errors, success
+from hermes_rl_mcp.server.answers import ErrorPayload, admit_errors, success
 
 RunId = Annotated[str, Field(description="8 hex characters, from rl_start_training or rl_list_runs.")]
 Wait = Annotated[
@@ -37,10 +37,11 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
     """Adds the ten tools to ``server``."""
     _register_selection(server, operations)
     _register_runs(server, operations)
+    payload = ErrorPayload.model_json_schema()
     for tool in server._tool_manager.list_tools():  # no public way to publish a schema of one's own in mcp 2.3
         schema = tool.fn_metadata.output_schema
         if schema is not None:
-            tool.fn_metadata.output_schema = admit_errors(schema)
+            tool.fn_metadata.output_schema = admit_errors(schema, payload)
 
 
 def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
@@ -109,13 +110,20 @@ def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
 
 def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
     @server.tool(title="Start training", annotations=_hints(open_world=True))
-    async def rl_start_training() -> Annotated[t.CallToolResult, r.StartTraining]:
+    async def rl_start_training(
+        idempotency_key: Annotated[
+            str | None,
+            Field(
+                max_length=200, description="Any text of yours. A repeated call with it gives the same run, no second."
+            ),
+        ] = None,
+    ) -> Annotated[t.CallToolResult, r.StartTraining]:
         """Start a training run (GRPO with LoRA) with the current configuration, in the background.
 
         Answers within seconds with a run_id; the run takes minutes to hours and goes on if this client leaves.
         If the device is busy the run is queued. Do not start it twice: rl_list_runs shows what runs.
         Next: rl_check_status(run_id, wait_seconds=50)."""
-        result = await operations.start_training()
+        result = await operations.start_training(idempotency_key)
         return success(text.started(result), result)
 
     @server.tool(title="Check status", annotations=_hints(read_only=True))

@@ -1,0 +1,53 @@
+"""``hermes_rl_mcp.tools``: the same ten by name and argument, as functions that return JSON text."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+from mcp_rig import in_memory
+
+from hermes_rl_mcp import tools
+
+
+@pytest.fixture
+def process_environ(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    return environ
+
+
+@pytest.mark.anyio
+async def test_they_have_the_names_arguments_and_defaults_of_the_tools(environ: dict[str, str]) -> None:
+    async with in_memory(environ) as call:
+        assert set(tools.__all__) == set(call.listed)
+        for name, tool in call.listed.items():
+            parameters = inspect.signature(getattr(tools, name)).parameters
+            properties = tool.input_schema.get("properties", {})
+            assert set(parameters) == set(properties), name
+            for argument, part in properties.items():
+                default = parameters[argument].default
+                assert part.get("default", inspect.Parameter.empty) == default, (name, argument)
+
+
+@pytest.mark.anyio
+async def test_an_answer_is_json_text_and_an_error_is_one_too(process_environ: dict[str, str]) -> None:
+    text = await tools.rl_list_environments()
+    assert text.startswith('{\n  "environments"')
+    assert json.loads(text)["count"] >= 2
+    assert "rl_select_environment" in json.loads(await tools.rl_get_current_config())["hint"]
+    assert json.loads(await tools.rl_select_environment("gsm8k_tinker"))["environment"] == "gsm8k"
+    assert json.loads(await tools.rl_edit_config("lora_rank", "4"))["value"] == 4
+    locked = json.loads(await tools.rl_edit_config("tokenizer_name", "x"))
+    assert set(locked) == {"error", "hint", "locked_value"}
+    assert json.loads(await tools.rl_check_status("ffffffff"))["active_runs"] == []
+    assert json.loads(await tools.rl_list_runs()) == {"runs": [], "count": 0}
+
+
+@pytest.mark.anyio
+async def test_settings_that_make_no_sense_are_an_error_in_the_text(
+    process_environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_RL_PROFILE", "nope")
+    assert "hermes, local" in json.loads(await tools.rl_list_runs())["hint"]
