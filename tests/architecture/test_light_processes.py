@@ -1,15 +1,13 @@
-"""The server's and the supervisor's processes stay light, and the layers hold."""
+"""The server's and the supervisor's processes stay light (import layers themselves are checked by ``make lint``)."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 HEAVY = ("torch", "transformers", "peft", "wandb", "datasets", "tinker", "numpy", "atroposlib", "math_verify")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def loaded_by(code: str, environ: dict[str, str]) -> set[str]:
@@ -69,9 +67,3 @@ def test_a_server_that_was_used_has_loaded_nothing_heavy(environ: dict[str, str]
 def test_a_process_loads_only_what_it_needs(module: str, banned: tuple[str, ...], environ: dict[str, str]) -> None:
     loaded = loaded_by(f"import {module}", environ)
     assert loaded.isdisjoint(banned), loaded.intersection(banned)
-
-
-def test_the_layers_of_the_product_hold() -> None:
-    lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout
