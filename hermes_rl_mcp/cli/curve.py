@@ -43,7 +43,7 @@ def reward_parts(rows: Rows) -> list[Part]:
     return parts
 
 
-def draw(rows: Rows, name: str = "reward/mean", *, color: bool = False, width: int = _WIDTH) -> str:
+def draw(rows: Rows, name: str = "reward/mean", *, width: int = _WIDTH) -> str:
     """Dots for the steps, a line for their running mean. Empty if fewer than two steps have the metric."""
     steps, values = series(rows, name)
     if len(steps) < 2:
@@ -60,7 +60,8 @@ def draw(rows: Rows, name: str = "reward/mean", *, color: bool = False, width: i
     line = figure.signal(steps, _running_mean(values), marker="braille")
     line.lines()
     figure.draw(line)
-    return str(figure.build().string(colorless=not color)).rstrip("\n")
+    # Its colours come with a background of their own, which looks broken on half of all terminals.
+    return str(figure.build().string(colorless=True)).rstrip("\n")
 
 
 def _ticks(steps: Sequence[int]) -> list[int]:

@@ -77,16 +77,15 @@ class View:
 
     def results(self, results: GetResults, rows: curve.Rows) -> None:
         """Reward curve, parts of the reward, the adapter, and one prompt before and after."""
-        color = self._console.is_terminal and self._console.color_system is not None
-        if drawing := curve.draw(rows, color=color, width=self._console.width):
+        if drawing := curve.draw(rows, width=self._console.width):
             self._console.print()
-            self._console.print(Text.from_ansi(drawing), no_wrap=True)
+            self._console.print(Text(drawing), no_wrap=True)
         if rows:
             self._console.print()
             self._console.print(self._summary(results, rows))
         if results.preview is not None:
             self._console.print()
-            self._console.print(Text.assemble(("prompt  ", "bold"), printable(results.preview.prompt, 600)))
+            self._console.print(Text.assemble(("prompt  ", "bold"), _end(results.preview.prompt)))
             self._console.print(Text.assemble(("before  ", "bold"), printable(results.preview.before, 600)))
             self._console.print(Text.assemble(("after   ", "bold green"), printable(results.preview.after, 600)))
 
@@ -107,6 +106,11 @@ class View:
 
     def _line(self, name: str, text: str) -> None:
         self._console.print(Text.assemble((f"{name:<14}", "bold"), printable(text)), soft_wrap=True)
+
+
+def _end(prompt: str, limit: int = 400) -> str:
+    """A long prompt holds instructions and examples first; the question is at its end."""
+    return printable(prompt if len(prompt) <= limit else "…" + prompt[-limit:].strip()).strip()
 
 
 class _Bar:

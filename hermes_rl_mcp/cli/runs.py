@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import anyio
@@ -86,11 +87,16 @@ def print_list(console: Console, runs: ListRuns) -> None:
             printable(row.base_model, 40),
             f"{row.step}/{row.total_steps}",
             number(row.reward_mean),
-            row.created_at[:19].replace("T", " "),
+            _local(row.created_at),
         )
     console.print(table)
     if runs.count > len(runs.runs):
         console.print(f"{runs.count - len(runs.runs)} older ones; --limit shows more.")
+
+
+def _local(stamp: str) -> str:
+    """An ISO time as this machine's clock shows it; unreadable runs have none."""
+    return datetime.fromisoformat(stamp).astimezone().strftime("%b %d %H:%M") if stamp else ""
 
 
 def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir: Path) -> None:
@@ -116,10 +122,9 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
         if text:
             console.print(Text.assemble((f"{name:<12} ", "bold"), printable(text)), soft_wrap=True)
     rows: curve.Rows = [(row.step, row.values) for row in results.history]
-    color = console.is_terminal and console.color_system is not None
-    if drawing := curve.draw(rows, color=color, width=console.width):
+    if drawing := curve.draw(rows, width=console.width):
         console.print()
-        console.print(Text.from_ansi(drawing), no_wrap=True)
+        console.print(Text(drawing), no_wrap=True)
     if results.final_metrics:
         console.print()
         table = Table("last step", "", box=None, pad_edge=False)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl_mcp.paths import bundled_environments
+
 TIMEOUT_S = 900
+SAMPLE = bundled_environments() / "gsm8k_sample"
 
 
 @pytest.mark.slow
@@ -21,7 +24,7 @@ def test_two_steps_on_gsm8k_complete_with_an_adapter_that_stock_peft_loads(
     logit_change: Callable[[Path, Path, str], float],
 ) -> None:
     command = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", "demo", "--json"]
-    command += ["--env", "gsm8k", "--model", "builtin:smollm2-135m", "--steps", "2"]
+    command += ["--env", "gsm8k", "--model", "builtin:smollm2-135m", "--steps", "2", "--data-dir", str(SAMPLE)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

@@ -87,12 +87,12 @@ def test_set_without_field_and_value_is_refused_with_an_example(item: str) -> No
 
 
 def test_command_line_wins_over_the_table_and_set_wins_over_both() -> None:
-    options = DemoOptions("gsm8k", "builtin:smollm2-135m", steps=3, group_size=2, sets={"group_size": 8, "seed": 1})
+    options = DemoOptions("gsm8k", "builtin:smollm2-135m", steps=3, group_size=2, sets={"group_size": 16, "seed": 1})
     values = demo_settings.edits(options, "gsm8k", ["data_dir"])
     assert next(iter(values)) == "model_name"
     assert values["total_steps"] == 3
-    assert values["group_size"] == 8
-    assert values["batch_size"] == 8  # the table's
+    assert values["group_size"] == 16
+    assert values["max_token_length"] == 160  # the table's
     assert values["seed"] == 1
 
 
