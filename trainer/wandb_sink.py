@@ -47,7 +47,7 @@ class WandbSink:
             _log.warning("W&B did not finish within %.0f s; send the rest with 'wandb sync'", _FINISH_S)
 
     def _work(self, settings: dict[str, Any]) -> None:
-        run = None
+        item: tuple[int, dict[str, float]] | None = (0, {})
         try:
             import wandb
 
@@ -57,5 +57,5 @@ class WandbSink:
             run.finish(quiet=True)
         except Exception as error:  # noqa: BLE001  a sink must not end the run, whatever it raises
             _log.warning("W&B is off for the rest of this run: %s: %s", type(error).__name__, error)
-            while self._queue.get() is not None:  # keep the queue empty, so that the trainer never finds it full
-                pass
+            while item is not None:  # keep the queue empty, so that the trainer never finds it full
+                item = self._queue.get()

@@ -1,4 +1,4 @@
-"""Before any update the sampler's logprobs are the trainer's, through the real HTTP endpoint and with a live adapter."""
+"""Before an update the sampler's logprobs are the trainer's, through the real endpoint and with a live adapter."""
 
 from __future__ import annotations
 
