@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import anyio
@@ -28,6 +29,8 @@ from hermes_rl_mcp.runs.checks import problems
 from hermes_rl_mcp.runs.device import detect_device
 from hermes_rl_mcp.runs.request import RunIdentity, build_request
 
+log = logging.getLogger(__name__)
+
 START_WAIT_S = 10.0
 """rl_start_training answers when the supervisor has written its first record, which takes about a second."""
 _META_KEYS = ("step", "time")
@@ -51,6 +54,18 @@ async def start_training(context: Context, idempotency_key: str | None = None) -
     if record.run_id != request.run_id:
         request = RunRequest.model_validate_json(context.home.run(record.run_id).request.read_bytes())
     return _started(context, request, record)
+
+
+async def relaunch_queued(context: Context) -> list[str]:
+    """Queued runs that a reboot left without a supervisor get a new one. For a server's start: never raises."""
+    try:
+        found = await launch.relaunch_queued(context.home, context.operator.environ)
+    except Exception:  # a boundary: whatever is wrong with old runs, the server must serve
+        log.exception("queued runs of before the reboot were not started again")
+        return []
+    if found:
+        log.info("started again after the reboot: %s", ", ".join(found))
+    return found
 
 
 async def _check(context: Context, now: Selected) -> None:

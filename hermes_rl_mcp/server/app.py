@@ -6,8 +6,13 @@ Adds to the SDK's server what it lacks: errors as structured answers, and resour
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import mcp.types as t
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
@@ -16,6 +21,7 @@ from pydantic import ValidationError
 from hermes_rl_mcp import __version__
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.operations import Operations
+from hermes_rl_mcp.operations.training import relaunch_queued
 from hermes_rl_mcp.server import resources, tools
 from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, plain_failure
 
@@ -43,6 +49,7 @@ class HermesServer(MCPServer[Any]):
     """MCPServer whose tool errors carry structured content and whose resources are found when asked for."""
 
     def __init__(self, operations: Operations) -> None:
+        self._operations = operations
         super().__init__(
             name="hermes-rl",
             title="Hermes RL",
@@ -50,8 +57,20 @@ class HermesServer(MCPServer[Any]):
             instructions=INSTRUCTIONS,
             version=__version__,
             log_level="INFO",
+            lifespan=self._lifespan,
         )
-        self._operations = operations
+
+    @asynccontextmanager
+    async def _lifespan(self, _: MCPServer[Any]) -> AsyncIterator[None]:
+        """Holds no state: SSE enters it once per connection. Queued runs wait for nobody's first call."""
+
+        def relaunch() -> None:  # reads every run; in a thread, so that the first answer does not wait for it
+            anyio.run(relaunch_queued, self._operations.context)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(anyio.to_thread.run_sync, relaunch, abandon_on_cancel=True))
+            yield None
+            tasks.cancel_scope.cancel()
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
