@@ -27,7 +27,9 @@ def anyio_backend() -> str:
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """What a client passes to a stdio server, plus an own home and claims folder. Nothing reaches a hub."""
-    keep = {name: os.environ[name] for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER") if name in os.environ}
+    keep = {
+        name: os.environ[name] for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER") if name in os.environ
+    }
     return {
         **keep,
         MARK: _SUITE,
