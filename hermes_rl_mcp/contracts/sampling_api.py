@@ -41,7 +41,7 @@ class SamplingParams(BaseModel):
 
 
 class GenerateRequest(BaseModel):
-    """``POST /generate`` in both shapes: sglang (``input_ids``, ``sampling_params``) and vllm (``prompt``, ``n``, ...)."""
+    """``POST /generate``, both shapes: sglang (``input_ids``, ``sampling_params``) and vllm (``prompt``, ``n``, ...)."""
 
     model_config = ConfigDict(extra="allow")
 
