@@ -41,7 +41,7 @@ class SamplingParams(BaseModel):
 
 
 class GenerateRequest(BaseModel):
-    """``POST /generate``, both shapes: sglang (``input_ids``, ``sampling_params``) and vllm (``prompt``, ``n``, ...)."""
+    """``POST /generate`` as sglang (``input_ids``, ``sampling_params``) and as vllm (``prompt``, ``n``, ...) has it."""
 
     model_config = ConfigDict(extra="allow")
 
