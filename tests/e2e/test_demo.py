@@ -86,8 +86,38 @@ def test_the_demo_trains_the_embedded_model_and_hands_back_an_adapter_that_chang
     assert "before" in demo.shown and "after" in demo.shown
     assert list(Path(environ["HERMES_HOME"]).glob("rl/*.json")) == []  # the demo's own selection is gone
     assert processes_left() == []
+    _command_line_shows_the_run(environ, summary)
     base = Path(environ["HERMES_HOME"]) / "rl" / "models" / "tiny"
     assert logit_change(base, Path(summary["adapter_path"]), "3+5=") > 1e-3
+
+
+def _command_line_shows_the_run(environ: dict[str, str], summary: dict[str, Any]) -> None:
+    def hermes_rl(*args: str) -> str:
+        command = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", *args]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run_id = summary["run_id"]
+    [row] = json.loads(hermes_rl("runs", "list", "--json"))["runs"]
+    assert (row["run_id"], row["status"], row["step"]) == (run_id, "completed", summary["steps"])
+    shown = hermes_rl("runs", "show", run_id)
+    for text in (run_id, "completed", "reward/mean (dots: each step", summary["adapter_path"], "train/grad_norm"):
+        assert text in shown
+    assert hermes_rl("runs", "stop", run_id) == f"Run {run_id} is completed.\n"
+    assert len(hermes_rl("runs", "logs", run_id, "--process", "trainer", "--tail", "3").splitlines()) == 3
+
+
+def test_ctrl_c_before_a_run_was_started_leaves_nothing(
+    environ: dict[str, str], processes_left: Callable[..., list[str]]
+) -> None:
+    demo = Demo(environ)
+    demo.wait_for("→ rl_select_environment", 60)
+    demo.process.send_signal(signal.SIGINT)
+    code, summary = demo.finish(60)
+    assert (code, summary["run_id"], summary["status"]) == (130, None, "not started")
+    assert "Interrupted before a run was started" in demo.shown
+    assert processes_left() == []
 
 
 @pytest.mark.timeout(STOP_TIMEOUT_S + 120)
