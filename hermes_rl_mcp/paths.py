@@ -120,6 +120,10 @@ class RunPaths:
         return self.dir / "metrics.jsonl"
 
     @property
+    def progress(self) -> Path:  # trainer
+        return self.dir / "progress.json"
+
+    @property
     def rollouts(self) -> Path:  # trainer
         return self.dir / "rollouts.jsonl"
 

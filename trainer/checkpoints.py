@@ -39,8 +39,10 @@ class Counters(BaseModel):
 class Checkpoints:
     """Writer of one folder of checkpoints."""
 
-    def __init__(self, folder: Path, backend: Backend, *, base_model: str, lora_rank: int) -> None:
+    def __init__(self, folder: Path, backend: Backend, *, base_model: str, lora_rank: int, keep: int = 0) -> None:
+        """``keep``: how many of the newest stay; 0 = all."""
         self._folder = folder
+        self._keep = keep
         self._backend = backend
         self._base_model = base_model
         self._lora_rank = lora_rank
@@ -61,6 +63,7 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise self._failure(counters.step, error) from error
+        self._prune()
         return target
 
     def last_good(self) -> Path | None:
@@ -71,6 +74,13 @@ class Checkpoints:
         counters = Counters.model_validate_json((folder / COUNTERS).read_text())
         self._backend.load_state(folder / ADAPTER, folder, counters.policy_version)
         return counters
+
+    def _prune(self) -> None:
+        """Only once the new one is complete; what cannot be removed is left for the next time."""
+        for _, path in _complete(self._folder)[: -self._keep] if self._keep else []:
+            # Without its marker a half-removed folder is no checkpoint.
+            (path / MARKER).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
 
     def _clear_leftovers(self, target: Path) -> None:
         """Of a writer that died, and a folder of this name that was never completed."""
@@ -124,8 +134,13 @@ def read_marker(folder: Path) -> CheckpointMarker | None:
 
 def last_complete(folder: Path) -> Path | None:
     """The complete checkpoint of the latest step."""
-    found = [(marker.step, path) for path in folder.glob("step_*") if (marker := read_marker(path)) is not None]
-    return max(found)[1] if found else None
+    found = _complete(folder)
+    return found[-1][1] if found else None
+
+
+def _complete(folder: Path) -> list[tuple[int, Path]]:
+    """Step and folder of every complete checkpoint, by step."""
+    return sorted((marker.step, path) for path in folder.glob("step_*") if (marker := read_marker(path)) is not None)
 
 
 def _sync(path: Path) -> str:

@@ -28,6 +28,7 @@ from trainer.files import replace_text
 from trainer.http_server import HttpServer, listener
 from trainer.loop import Loop, Outcome, Recorders
 from trainer.metrics import JsonLines, LastEvaluation, Metrics, utc_now
+from trainer.progress import ProgressFile
 from trainer.rollout_client import RolloutClient
 from trainer.sampling_app import create_app
 from trainer.service import SamplingService
@@ -107,7 +108,13 @@ class _Trainer:
             self._check_directory(good)
             backend = self._load()
             run, rank = self._config.run, self._config.trainer.lora_rank
-            checkpoints = Checkpoints(folder, backend, base_model=run.base_model, lora_rank=rank)
+            checkpoints = Checkpoints(
+                folder,
+                backend,
+                base_model=run.base_model,
+                lora_rank=rank,
+                keep=self._config.trainer.keep_checkpoints,
+            )
             start = self._restore(checkpoints, good) if good is not None else None
             self._stop.gracefully()
             outcome = self._train(backend, checkpoints, start)
@@ -156,7 +163,7 @@ class _Trainer:
         sink = self._wandb()
         with httpx.Client(trust_env=False) as http:
             source = RolloutClient(self._rollout_url(), http, self._stop.event, on_answer=self._polling)
-            loop = Loop(
+            loop = self._loop = Loop(
                 settings,
                 backend,
                 source,
@@ -166,6 +173,7 @@ class _Trainer:
                     JsonLines(self._paths.rollouts),
                     LastEvaluation(self._paths.env_metrics),
                     lambda step, values: self._after_step(step, values, sink),
+                    ProgressFile(self._paths.progress),
                 ),
                 total_steps=config.total_steps,
                 preview_tokens=config.max_token_length,
@@ -184,6 +192,8 @@ class _Trainer:
     def _polling(self) -> None:
         """The first answer to a poll: the environment may register, requests are answered."""
         self._service.ready("training")
+        if self._loop is not None:
+            self._loop.waiting()
 
     def _after_step(self, step: int, values: Metrics, sink: WandbSink | None) -> None:
         self._service.at_step(step)

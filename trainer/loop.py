@@ -22,6 +22,7 @@ from trainer.batching import TrainingBatch, build_batch
 from trainer.checkpoints import Checkpoints, Counters
 from trainer.failures import TrainingFailedError
 from trainer.metrics import JsonLines, LastEvaluation, Metrics, StepTimes, finite, step_metrics, utc_now
+from trainer.progress import ProgressFile
 from trainer.rollout_client import Lease
 from trainer.rollout_log import rollout_lines
 
@@ -48,6 +49,7 @@ class Recorders:
     evaluation: LastEvaluation
     also: Callable[[int, Metrics], None]
     """Optional further sink; must not raise."""
+    progress: ProgressFile
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,11 @@ class Loop:
     def step(self) -> int:
         return self._counters.step
 
+    def waiting(self) -> None:
+        """Called while there is no batch yet."""
+        tokens = self._backend.stats.sampled_tokens - self._stats.sampled_tokens
+        self._recorders.progress.say(self._counters.step + 1, "sampling", f"{tokens} tokens so far")
+
     def run(self) -> Outcome:
         """Until all steps are done or ``stopping``; however it ends, the last state is checkpointed.
 
@@ -134,6 +141,7 @@ class Loop:
         self._note(batch)
         version_before = self._backend.policy_version
         learning_rate = self._learning_rate()
+        self._recorders.progress.say(self._counters.step + 1, "training", f"{len(batch.data)} sequences")
         try:
             result = self._backend.train_step(batch.data, learning_rate, self._stopping) if batch.data else None
         except StepAbandonedError:

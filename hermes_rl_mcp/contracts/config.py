@@ -32,6 +32,8 @@ class TrainerConfig(BaseModel):
     """Where checkpoints go. Empty = the run directory's ``checkpoints``."""
     save_checkpoint_interval: int = Field(25, ge=0)
     """Steps between checkpoints. 0 = only at the end."""
+    keep_checkpoints: int = Field(3, ge=0)
+    """How many of the newest checkpoints stay on disk. 0 = all."""
     loss_fn: Literal["importance_sampling"] = "importance_sampling"
     """Policy loss: -sum(exp(logprob - sampler_logprob) * advantage)."""
     loss_reduction: Literal["token_mean", "token_sum"] = "token_mean"
@@ -47,7 +49,7 @@ class TrainerConfig(BaseModel):
     """``auto`` takes a GPU when torch sees one."""
     torch_threads: int = Field(0, ge=0)
     """CPU threads of the trainer. 0 = all cores."""
-    micro_batch_tokens: int = Field(8192, ge=64)
+    micro_batch_tokens: int = Field(2048, ge=64)
     """Padded tokens per forward pass while training; bounds memory, never changes the gradient."""
     sampler_max_rows: int = Field(64, ge=1)
     """Completions decoded together; further requests wait."""

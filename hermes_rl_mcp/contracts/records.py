@@ -64,6 +64,17 @@ class RolloutLine(BaseModel):
     finish_reason: str | None
 
 
+class StepProgress(BaseModel):
+    """``progress.json``: what the trainer is doing within a step that takes long."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int
+    """The step under way; the text is stale once ``metrics.jsonl`` has it."""
+    text: str
+    time: str
+
+
 class CheckpointMarker(BaseModel):
     """``complete.json``, written last into a checkpoint folder. A folder without it does not count."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 from pydantic import JsonValue, ValidationError
 
-from hermes_rl_mcp.contracts.records import TrainerSummary
-from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord
+from hermes_rl_mcp.contracts.records import StepProgress, TrainerSummary
+from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord, RunStatus
 from hermes_rl_mcp.operations.context import Context
 
 
@@ -45,6 +45,18 @@ class RunReader:
         """Of the last line of metrics.jsonl."""
         step = (self._context.runs.latest(self.record.run_id) or {}).get("step")
         return step if isinstance(step, int) else None
+
+    def doing(self) -> str:
+        """What the run is doing now: the supervisor's words, or the trainer's within a step that takes long."""
+        if self.record.status is not RunStatus.RUNNING:
+            return self.record.detail
+        try:
+            progress = StepProgress.model_validate_json(
+                self._context.home.run(self.record.run_id).progress.read_bytes()
+            )
+        except (OSError, ValidationError):
+            return self.record.detail
+        return progress.text if progress.step > (self.step() or 0) else self.record.detail
 
     def evaluation(self) -> float | None:
         """The environment's last ``eval/percent_correct``."""

@@ -85,7 +85,7 @@ def snapshot(context: Context, reader: RunReader) -> CheckStatus:
             eval_percent_correct=reader.evaluation() if evaluated is None else evaluated,
         ),
         total_steps=record.total_steps,
-        detail=record.detail,
+        detail=reader.doing(),
         error=record.error,
         hint=record.hint,
         latest=last,

@@ -62,6 +62,8 @@ def _check_disk(home: Home, request: RunRequest) -> None:
     each = checkpoint_bytes(request.base_model, request.trainer.lora_rank)
     steps, interval = request.env.get("total_steps"), request.trainer.save_checkpoint_interval
     count = 1 + (steps // interval if interval and isinstance(steps, int) else 0)
+    if keep := request.trainer.keep_checkpoints:
+        count = min(count, keep + 1)  # an old one goes only once the new one is complete
     needed = each * count + _RESERVE_BYTES
     folder = Path(request.trainer.checkpoint_dir or home.runs)
     free = free_disk_bytes(folder)
@@ -69,7 +71,7 @@ def _check_disk(home: Home, request: RunRequest) -> None:
         raise PreflightError(
             f"{folder} has {_gib(free)} GiB free; {count} checkpoints of about {_gib(each)} GiB (lora_rank "
             f"{request.trainer.lora_rank}) and logs need {_gib(needed)} GiB.",
-            hint="Free some space, or use a lower lora_rank or a larger save_checkpoint_interval.",
+            hint="Free some space, or use a lower lora_rank or a smaller keep_checkpoints.",
             details={"free_bytes": free, "needed_bytes": needed},
         )
 

@@ -67,6 +67,15 @@ def test_stock_peft_loads_the_adapter_and_it_changes_the_logits(
     assert torch.allclose(after, live, atol=1e-5)
 
 
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, backend: LocalBackend) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, backend, base_model="tiny-llama", lora_rank=4, keep=2)
+    for step in (2, 10, 4, 12):  # by number, not by name
+        checkpoints.save(_at(step))
+    assert sorted(path.name for path in folder.iterdir()) == ["step_10", "step_12"]
+    assert last_complete(folder) == folder / "step_12"
+
+
 def test_the_adapter_names_its_base(checkpoints: Checkpoints, backend: LocalBackend) -> None:
     folder = checkpoints.save(_at(2)) / ADAPTER
     notes = json.loads((folder / "hermes_rl.json").read_text())

@@ -19,6 +19,7 @@ from trainer.checkpoints import Checkpoints, read_marker
 from trainer.failures import TrainingFailedError
 from trainer.loop import Loop, Outcome, Recorders
 from trainer.metrics import JsonLines, LastEvaluation
+from trainer.progress import ProgressFile
 from trainer.rollout_client import Lease
 
 PROMPT = [40, 41, 42]
@@ -74,6 +75,7 @@ class Rig:
             JsonLines(self.folder / "rollouts.jsonl"),
             LastEvaluation(self.folder / "env_metrics.jsonl"),
             lambda step, values: None,
+            ProgressFile(self.folder / "progress.json"),
         )
         loop = Loop(
             settings(learning_rate=1e-2, **config),

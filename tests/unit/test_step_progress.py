@@ -1,0 +1,60 @@
+"""progress.json: quiet while steps are quick, telling while one takes long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl_mcp.contracts.records import StepProgress
+from trainer.progress import ProgressFile
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "progress.json"
+
+
+def _text(path: Path) -> str:
+    return StepProgress.model_validate_json(path.read_text()).text
+
+
+def test_steps_shorter_than_two_seconds_write_nothing(path: Path, clock: Clock) -> None:
+    progress = ProgressFile(path, clock)
+    for step in range(1, 20):
+        clock.now += 1.5
+        progress.say(step, "sampling")
+        progress.say(step, "training")
+    assert not path.exists()
+
+
+def test_a_long_step_tells_how_far_it_is_and_a_new_phase_at_once(path: Path, clock: Clock) -> None:
+    progress = ProgressFile(path, clock)
+    progress.say(3, "sampling", "0 tokens so far")
+    clock.now += 2.5
+    progress.say(3, "sampling", "70 tokens so far")
+    assert _text(path) == "step 3: sampling, 70 tokens so far"
+    clock.now += 0.5
+    progress.say(3, "sampling", "90 tokens so far")
+    assert _text(path) == "step 3: sampling, 70 tokens so far", "one text per two seconds is enough"
+    progress.say(3, "training", "8 sequences")
+    assert _text(path) == "step 3: training, 8 sequences"
+
+
+def test_a_file_that_cannot_be_written_does_not_stop_training(tmp_path: Path, clock: Clock) -> None:
+    progress = ProgressFile(tmp_path / "gone" / "progress.json", clock)
+    progress.say(1, "sampling")
+    clock.now += 5
+    progress.say(1, "sampling")
