@@ -1,20 +1,76 @@
-"""A client of a real server, as the end-to-end tests use it: connect, call tools, close as the SDK does."""
+"""What the end-to-end tests share: the demo as a child, a client of a real server, and a user of its results."""
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 
+STOP_TIMEOUT_S = 90
 Call = Callable[..., Any]
 Connect = Callable[[], AbstractAsyncContextManager[Call]]
+
+
+class Demo:
+    """``hermes-rl demo --json`` as a child, its stderr read as it comes."""
+
+    def __init__(self, environ: dict[str, str], *args: str) -> None:
+        command = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", "demo", "--json", *args]
+        self.process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.shown = ""
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
+        self._reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            with self._changed:
+                self.shown += line
+                self._changed.notify_all()
+
+    def wait_for(self, text: str, timeout_s: float) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: text in self.shown, timeout_s), self.shown
+
+    def finish(self, timeout_s: float) -> tuple[int, dict[str, Any]]:
+        """Exit code, and the one JSON object on stdout."""
+        assert self.process.stdout is not None and self.process.stderr is not None
+        in_time = True
+        try:
+            code = self.process.wait(timeout_s)  # its one line on stdout fits into the pipe
+        except subprocess.TimeoutExpired:
+            in_time = False
+            self.process.send_signal(signal.SIGINT)  # so that it stops its run
+            code = self.process.wait(STOP_TIMEOUT_S)
+        finally:
+            self.process.kill()
+        self._reader.join(10)
+        out = self.process.stdout.read()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        assert in_time, f"took more than {timeout_s} s:\n{self.shown}"
+        lines = out.splitlines()
+        assert len(lines) == 1, (lines, self.shown)
+        return code, json.loads(lines[0])
+
+
+@pytest.fixture
+def start_demo(environ: dict[str, str]) -> Callable[..., Demo]:
+    """``start_demo("--steps", "3")``."""
+    return lambda *args: Demo(environ, *args)
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -26,52 +25,14 @@ DEMO_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 90
 
 
-class Demo:
-    """``hermes-rl demo --json`` as a child, its stderr read as it comes."""
-
-    def __init__(self, environ: dict[str, str], *args: str) -> None:
-        command = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", "demo", "--json", *args]
-        self.process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.shown = ""
-        self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
-        self._reader.start()
-
-    def _read(self, stream: IO[str]) -> None:
-        for line in stream:
-            with self._changed:
-                self.shown += line
-                self._changed.notify_all()
-
-    def wait_for(self, text: str, timeout_s: float) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: text in self.shown, timeout_s), self.shown
-
-    def finish(self, timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """Exit code, and the one JSON object on stdout."""
-        assert self.process.stdout is not None and self.process.stderr is not None
-        try:
-            code = self.process.wait(timeout_s)  # its one line on stdout fits into the pipe
-        finally:
-            self.process.kill()
-        self._reader.join(10)
-        out = self.process.stdout.read()
-        self.process.stdout.close()
-        self.process.stderr.close()
-        lines = out.splitlines()
-        assert len(lines) == 1, (lines, self.shown)
-        return code, json.loads(lines[0])
-
-
 @pytest.mark.timeout(DEMO_TIMEOUT_S + 60)
 def test_the_demo_trains_the_embedded_model_and_hands_back_an_adapter_that_changes_it(
     environ: dict[str, str],
+    start_demo: Callable[..., Any],
     processes_left: Callable[..., list[str]],
     logit_change: Callable[[Path, Path, str], float],
 ) -> None:
-    demo = Demo(environ)
+    demo = start_demo()
     code, summary = demo.finish(DEMO_TIMEOUT_S)
     assert code == 0, demo.shown
     assert list(summary)[:9] == [
@@ -109,9 +70,9 @@ def _command_line_shows_the_run(environ: dict[str, str], summary: dict[str, Any]
 
 
 def test_ctrl_c_before_a_run_was_started_leaves_nothing(
-    environ: dict[str, str], processes_left: Callable[..., list[str]]
+    environ: dict[str, str], start_demo: Callable[..., Any], processes_left: Callable[..., list[str]]
 ) -> None:
-    demo = Demo(environ)
+    demo = start_demo()
     demo.wait_for("→ rl_select_environment", 60)
     demo.process.send_signal(signal.SIGINT)
     code, summary = demo.finish(60)
@@ -122,9 +83,9 @@ def test_ctrl_c_before_a_run_was_started_leaves_nothing(
 
 @pytest.mark.timeout(STOP_TIMEOUT_S + 120)
 def test_ctrl_c_stops_the_run_says_so_and_leaves_nothing_running(
-    environ: dict[str, str], processes_left: Callable[..., list[str]]
+    environ: dict[str, str], start_demo: Callable[..., Any], processes_left: Callable[..., list[str]]
 ) -> None:
-    demo = Demo(environ, "--steps", "5000")
+    demo = start_demo("--steps", "5000")
     demo.wait_for("running: step", 100)
     demo.process.send_signal(signal.SIGINT)
     code, summary = demo.finish(STOP_TIMEOUT_S)
@@ -137,9 +98,9 @@ def test_ctrl_c_stops_the_run_says_so_and_leaves_nothing_running(
 
 
 def test_an_unknown_environment_is_an_error_that_names_the_known_ones_and_starts_nothing(
-    environ: dict[str, str],
+    environ: dict[str, str], start_demo: Callable[..., Any]
 ) -> None:
-    demo = Demo(environ, "--env", "no-such-thing")
+    demo = start_demo("--env", "no-such-thing")
     code, summary = demo.finish(60)
     assert code == 1
     assert summary["run_id"] is None
@@ -149,8 +110,10 @@ def test_an_unknown_environment_is_an_error_that_names_the_known_ones_and_starts
     assert not (Path(environ["HERMES_HOME"]) / "rl" / "runs").exists()
 
 
-def test_a_setting_that_the_agent_may_not_make_is_refused_before_anything_starts(environ: dict[str, str]) -> None:
-    demo = Demo(environ, "--set", "base_url=http://127.0.0.1:1/v1")
+def test_a_setting_that_the_agent_may_not_make_is_refused_before_anything_starts(
+    environ: dict[str, str], start_demo: Callable[..., Any]
+) -> None:
+    demo = start_demo("--set", "base_url=http://127.0.0.1:1/v1")
     code, summary = demo.finish(100)
     assert code == 1
     assert "locked" in summary["error"]

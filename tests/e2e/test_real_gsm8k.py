@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,17 +16,17 @@ SAMPLE = bundled_environments() / "gsm8k_sample"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(TIMEOUT_S + 60)
+@pytest.mark.timeout(TIMEOUT_S + 150)
 def test_two_steps_on_gsm8k_complete_with_an_adapter_that_stock_peft_loads(
     environ: dict[str, str],
+    start_demo: Callable[..., Any],
     processes_left: Callable[..., list[str]],
     logit_change: Callable[[Path, Path, str], float],
 ) -> None:
-    command = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", "demo", "--json"]
-    command += ["--env", "gsm8k", "--model", "builtin:smollm2-135m", "--steps", "2", "--data-dir", str(SAMPLE)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    options = ("--env", "gsm8k", "--model", "builtin:smollm2-135m", "--steps", "2", "--data-dir", str(SAMPLE))
+    demo = start_demo(*options)
+    code, summary = demo.finish(TIMEOUT_S)
+    assert code == 0, demo.shown
     assert (summary["status"], summary["environment"], summary["steps"]) == ("completed", "gsm8k", 2)
     home = Path(environ["HERMES_HOME"])
     lines = (home / "rl" / "runs" / summary["run_id"] / "metrics.jsonl").read_text().splitlines()

@@ -92,7 +92,7 @@ def test_command_line_wins_over_the_table_and_set_wins_over_both() -> None:
     assert next(iter(values)) == "model_name"
     assert values["total_steps"] == 3
     assert values["group_size"] == 16
-    assert values["max_token_length"] == 160  # the table's
+    assert values["max_token_length"] == 112  # the table's
     assert values["seed"] == 1
 
 
