@@ -41,6 +41,10 @@ async def start_training(context: Context, idempotency_key: str | None = None) -
 
     A second call with the same key answers with the run of the first, whatever the configuration is by then.
     """
+    if idempotency_key:
+        known = await anyio.to_thread.run_sync(launch.run_with_key, context.home, idempotency_key)
+        if known:
+            return _started(context, _request(context, known), (await RunReader.open(context, known)).record)
     now = await selected(context)
     await _check(context, now)
     identity = RunIdentity(
@@ -52,8 +56,12 @@ async def start_training(context: Context, idempotency_key: str | None = None) -
     request = build_request(now.resolution, now.info, context.home, identity, idempotency_key or None)
     record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S)
     if record.run_id != request.run_id:
-        request = RunRequest.model_validate_json(context.home.run(record.run_id).request.read_bytes())
+        request = _request(context, record.run_id)
     return _started(context, request, record)
+
+
+def _request(context: Context, run_id: str) -> RunRequest:
+    return RunRequest.model_validate_json(context.home.run(run_id).request.read_bytes())
 
 
 async def relaunch_queued(context: Context) -> list[str]:
@@ -188,8 +196,7 @@ async def list_runs(context: Context, limit: int = 50) -> ListRuns:
 
 
 def _summary(context: Context, record: RunRecord) -> RunSummary:
-    lines = RunReader(context, record).metrics()
-    last = lines[-1] if lines else {}
+    last = context.runs.latest(record.run_id) or {}
     reward = last.get("reward/mean")
     step = last.get("step")
     return RunSummary(

@@ -19,6 +19,8 @@ from hermes_rl_mcp.errors import PreflightError
 from hermes_rl_mcp.runs import locks
 
 _TICKET = re.compile(r"^(\d{12})-([0-9a-f]{8})$")
+_PROBE_S = 1.0
+"""A reader that probes a ticket holds it for an instant."""
 _LOCK_TIMEOUT_S = 10.0
 """The queue's lock is held for a directory listing; longer means that its file system does not let go of it."""
 _PORT_STEP = 2
@@ -52,7 +54,7 @@ def take_ticket(claims_dir: Path, device: str, run_id: str) -> Ticket:
         number = 1 + max((number for number, _ in _all(queue)), default=0)
         _clear_dead(queue)
         path = queue / f"{number:012d}-{run_id}"
-        lock = locks.take(path)
+        lock = locks.take(path, timeout_s=_PROBE_S)
     if lock is None:
         raise PreflightError(f"The claim {path} could not be locked.", hint="Set HERMES_RL_CLAIMS_DIR to a local disk.")
     return Ticket(number, run_id, lock)

@@ -1,7 +1,7 @@
 """Starts and stops runs from the server's side. A run that was started no longer needs whoever started it.
 
-The launcher makes the run directory whole, locks it, and hands the lock to the supervisor by descriptor, so there is no
-moment at which a run exists without either a holder of its lock or a reader's right to close it.
+The launcher makes the run directory whole and locked, and hands the lock to the supervisor by descriptor, so there is
+no moment at which a run exists without either a holder of its lock or a reader's right to close it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from hermes_rl_mcp.runs.specs import supervisor_environ
 from hermes_rl_mcp.runs.state import RunState, read_record
 from hermes_rl_mcp.runs.store import RunStore
 
-__all__ = ["new_run_id", "preflight", "relaunch_queued", "start", "stop"]
-
 _POLL_S = 0.05
 _START_LOCK_TIMEOUT_S = 10.0
 """Held while a directory is made and a process spawned, which takes milliseconds."""
@@ -55,15 +53,9 @@ async def start(home: Home, request: RunRequest, environ: Mapping[str, str], *, 
     The same idempotency key gives the same run. Raises what ``preflight`` raises, and PreflightError with the end of
     its log if the supervisor died at once; the run is then on record as failed.
     """
-    preflight(home, request)
-    with locks.holding(home.runs / ".start.lock", timeout_s=_START_LOCK_TIMEOUT_S):
-        if known := _same_key(home, request.idempotency_key):
-            return RunStore(home).get(known)
-        paths = _create(home, request)
-        lock = locks.take(paths.supervisor_lock)
-        if lock is None:
-            raise PreflightError(f"{paths.supervisor_lock} is locked although the run is new.")
-        supervisor = _spawn(home, paths, lock, environ)
+    paths, supervisor = await to_thread.run_sync(_begin, home, request, environ)
+    if supervisor is None:
+        return await to_thread.run_sync(RunStore(home).get, paths.run_id)
     return await _taken_over(home, paths, supervisor, wait_s)
 
 
@@ -95,10 +87,8 @@ async def relaunch_queued(home: Home, environ: Mapping[str, str], *, wait_s: flo
     return relaunched
 
 
-def _same_key(home: Home, key: str | None) -> str | None:
+def run_with_key(home: Home, key: str) -> str | None:
     """Run that was started with this idempotency key."""
-    if key is None:
-        return None
     for path in home.runs.glob("*/request.json"):
         try:
             request = RunRequest.model_validate_json(path.read_bytes())
@@ -109,8 +99,26 @@ def _same_key(home: Home, key: str | None) -> str | None:
     return None
 
 
-def _create(home: Home, request: RunRequest) -> RunPaths:
-    """Makes the run directory with its request and first record, whole or not at all."""
+def _begin(home: Home, request: RunRequest, environ: Mapping[str, str]) -> tuple[RunPaths, threading.Thread | None]:
+    """Makes the run and starts its supervisor; None if a run with the same key is there already."""
+    preflight(home, request)
+    try:
+        with locks.holding(home.runs / ".start.lock", timeout_s=_START_LOCK_TIMEOUT_S):
+            key = request.idempotency_key
+            if key is not None and (known := run_with_key(home, key)):
+                return home.run(known), None
+            paths, lock = _create(home, request)
+            return paths, _spawn(home, paths, lock, environ)
+    except TimeoutError as error:
+        raise PreflightError(
+            f"The run could not be started: {error}.",
+            hint="Try again; if it stays, end the hanging hermes-rl-mcp process.",
+        ) from error
+
+
+def _create(home: Home, request: RunRequest) -> tuple[RunPaths, locks.HeldLock]:
+    """Makes the run directory with its request and first record, whole or not at all, and locked before it is seen:
+    a reader would close a run that nobody carries out."""
     paths = home.run(request.run_id)
     if paths.dir.exists():
         raise PreflightError(f"Run {request.run_id} exists already.", hint="Start again: a new id will be drawn.")
@@ -119,10 +127,16 @@ def _create(home: Home, request: RunRequest) -> RunPaths:
         make_private_dir(draft.dir)
         write_atomic(draft.request, request.model_dump_json(indent=1))
         RunState.create(draft, first_record(home, request), "created")
-        draft.dir.rename(paths.dir)
+        lock = locks.take(draft.supervisor_lock)
+        assert lock is not None  # the draft's name is ours alone
+        try:
+            draft.dir.rename(paths.dir)
+        except BaseException:
+            lock.release()
+            raise
     finally:
         shutil.rmtree(draft.dir.parent, ignore_errors=True)
-    return paths
+    return paths, lock
 
 
 def _spawn(home: Home, paths: RunPaths, lock: locks.HeldLock, environ: Mapping[str, str]) -> threading.Thread:
