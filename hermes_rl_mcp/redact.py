@@ -57,5 +57,10 @@ def redact(value: Any, secrets: Sequence[str] = ()) -> Any:
     return value
 
 
+def redact_field(name: str, value: Any) -> Any:
+    """One value as ``redact`` would show it under this name."""
+    return redact({name: value})[name]
+
+
 def _holds_something(value: Any) -> bool:
     return isinstance(value, str) and value not in ("", "x")

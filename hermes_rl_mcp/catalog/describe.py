@@ -28,6 +28,7 @@ from hermes_rl_mcp import __version__, lifeline
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, EnvironmentSchema, ValidationReply
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, MissingExtraError
 from hermes_rl_mcp.paths import install_root
+from hermes_rl_mcp.redact import redact_text
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ def _lifeline() -> Iterator[int]:
 
 
 async def _end(process: anyio.abc.Process) -> None:
-    """Nothing of the child's session stays, also when the call was cancelled."""
+    """A child that still runs, at a timeout or because the call was cancelled, goes with its whole session."""
     if process.returncode is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -179,7 +180,7 @@ def _failure(info: EnvironmentInfo, code: int, stderr: str) -> HermesRLError:
     own = [place for place in places if place[0] == info.file_path] or places
     where = f"{own[-1][0]}:{own[-1][1]}" if own else info.file_path
     return EnvironmentFileError(
-        f"Environment '{info.name}' cannot be loaded: {last[:500]} ({where}; exit code {code}).",
+        f"Environment '{info.name}' cannot be loaded: {redact_text(last)[:500]} ({where}; exit code {code}).",
         hint="Repair the environment file, then call rl_select_environment again.",
         details={"file_path": info.file_path},
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -26,7 +27,7 @@ from hermes_rl_mcp.contracts.results import (
 from hermes_rl_mcp.errors import EnvironmentFileError, NotSelectedError
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.paths import bundled_environments
-from hermes_rl_mcp.redact import is_secret_name, redact
+from hermes_rl_mcp.redact import redact, redact_field
 from hermes_rl_mcp.runs.checks import check_value, problems
 from hermes_rl_mcp.runs.fields import coerce_library_value, invalid
 from hermes_rl_mcp.runs.resolve import Resolution, resolve
@@ -67,9 +68,8 @@ async def select_environment(context: Context, name: str) -> SelectEnvironment:
     info = find((await catalog(context)).environments, name)
     schema = await context.describer.describe(info)
     wandb_name = f"{info.name}-{context.now():%Y%m%d-%H%M%S}"
-    session = context.sessions.select(
-        Session(environment=info.name, file_path=info.file_path, class_name=info.class_name, wandb_name=wandb_name)
-    )
+    chosen = Session(environment=info.name, file_path=info.file_path, class_name=info.class_name, wandb_name=wandb_name)
+    session = await anyio.to_thread.run_sync(context.sessions.select, chosen)
     return SelectEnvironment(
         message=f"Selected environment '{info.name}' with {len(schema.fields)} fields of its own; edits start afresh.",
         environment=info.name,
@@ -109,7 +109,7 @@ async def get_current_config(context: Context) -> CurrentConfig:
     configurable: list[ConfigField] = []
     locked: list[LockedConfigField] = []
     for field in now.resolution.fields.values():
-        value, default = _shown(field.name, field.value), _shown(field.name, field.default)
+        value, default = field.shown, redact_field(field.name, field.default)
         if field.name == "wandb_name" and field.managed:
             value = now.session.wandb_name
         if field.locked:
@@ -163,26 +163,20 @@ async def edit_config(context: Context, field: str, value: JsonValue) -> EditCon
     def change(session: Session) -> Session:
         return session.model_copy(update={"edits": {**session.edits, field: coerced}})
 
-    session = context.sessions.update(change, selection=now.session.selection)
+    session = await anyio.to_thread.run_sync(partial(context.sessions.update, change, selection=now.session.selection))
     after = resolve(now.resolution.schema, context.settings.profile, session.edits)
     warnings = [str(problem) for problem in problems(after)]
-    message = f"Updated {field} = {_shown(field, coerced)!r}."
+    shown = redact_field(field, coerced)
+    message = f"Updated {field} = {shown!r}."
     if warnings:
         message += " A run cannot start yet: " + " ".join(warnings)
     return EditConfig(
         message=message,
         field=field,
-        value=_shown(field, coerced),
+        value=shown,
         config=redact(session.edits),
         revision=session.revision,
     )
-
-
-def _shown(name: str, value: JsonValue) -> JsonValue:
-    if is_secret_name(name) and isinstance(value, str) and value.startswith("set at start"):
-        return value
-    shown: JsonValue = redact({name: value})[name]
-    return shown
 
 
 def _tip(resolution: Resolution) -> str:

@@ -16,6 +16,7 @@ from hermes_rl_mcp.contracts.config import ServerEntry, TrainerConfig
 from hermes_rl_mcp.contracts.environments import EnvironmentSchema, FieldInfo, Section
 from hermes_rl_mcp.contracts.profiles import Profile
 from hermes_rl_mcp.errors import InvalidValueError, LockedFieldError, UnknownFieldError
+from hermes_rl_mcp.redact import redact_field
 from hermes_rl_mcp.runs.fields import as_int, is_int, model_fields, sentence
 
 GROUPS_PER_BATCH = 8
@@ -49,6 +50,11 @@ class ResolvedField:
     def name(self) -> str:
         return self.info.name
 
+    @property
+    def shown(self) -> JsonValue:
+        """``value`` as an agent may see it: secrets masked. The sentence of a managed field is none."""
+        return self.value if self.managed else redact_field(self.name, self.value)
+
 
 @dataclass(frozen=True)
 class Resolution:
@@ -70,7 +76,7 @@ class Resolution:
         """Raises UnknownFieldError or LockedFieldError."""
         found = self.field(name)
         if found.locked:
-            raise LockedFieldError(name, found.value)
+            raise LockedFieldError(name, found.shown)
         return found
 
     @property

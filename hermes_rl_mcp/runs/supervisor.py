@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import anyio
 from anyio import to_thread
@@ -22,6 +23,7 @@ from anyio.abc import TaskStatus
 from hermes_rl_mcp.contracts.config import Ports, RunConfig
 from hermes_rl_mcp.contracts.runs import START_ORDER, STOP_ORDER, ProcessName, RunRequest, RunStatus, StopRequest
 from hermes_rl_mcp.paths import Home, claims_dir
+from hermes_rl_mcp.redact import redact_text
 from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.claims import Ticket, bind_loopback, take_ticket
 from hermes_rl_mcp.runs.files import create_once, now, trim_log, write_atomic
@@ -281,6 +283,7 @@ class Supervisor:
 
     async def _end(self, verdict: Verdict) -> Verdict:
         """Ends all processes, then writes how the run ended."""
+        verdict = self._masked(verdict)
         if verdict.status is RunStatus.STOPPED:
             self._state.move(
                 RunStatus.STOPPING, f"stop asked for: {verdict.reason}", stop_reason=verdict.reason, detail=""
@@ -299,6 +302,14 @@ class Supervisor:
             leftover_pids=sorted({*stuck, *leftovers}),
         )
         return verdict
+
+    def _masked(self, verdict: Verdict) -> Verdict:
+        """What a child said may hold its address; an agent reads the record, and the secret prefix is not for it."""
+        if self._config is None:
+            return verdict
+        secrets = (self._config.run.nonce, self._config.run.path_prefix)
+        error, hint = (text and redact_text(text, secrets) for text in (verdict.error, verdict.hint))
+        return replace(verdict, error=error, hint=hint)
 
     async def _stop_processes(self) -> list[int]:
         stuck: list[int] = []

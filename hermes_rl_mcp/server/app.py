@@ -22,6 +22,7 @@ from hermes_rl_mcp import __version__
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.training import relaunch_queued
+from hermes_rl_mcp.redact import redact_text
 from hermes_rl_mcp.server import resources, tools
 from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, plain_failure
 
@@ -87,7 +88,7 @@ class HermesServer(MCPServer[Any]):
 def _answer(name: str, error: ToolError) -> t.CallToolResult:
     cause = error.__cause__
     if isinstance(cause, HermesRLError):
-        log.info("%s: %s", name, cause)
+        log.info("%s: %s", name, redact_text(str(cause)))
         return failure(cause)
     if cause is None:
         return plain_failure(str(error))  # an unknown tool
