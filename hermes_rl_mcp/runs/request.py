@@ -56,7 +56,8 @@ def env_values(resolution: Resolution, home: Home, label: str) -> dict[str, Json
     values = resolution.section("env")
     if "tokenizer_name" in resolution.fields:
         values["tokenizer_name"] = tokenizer_name(resolution, home)
-    if "wandb_name" in resolution.fields:
+    name = resolution.fields.get("wandb_name")
+    if name is not None and (name.managed or not name.value):
         values["wandb_name"] = label
     return values
 

@@ -7,6 +7,7 @@ cannot be read is shown as ``Unreadable`` and left alone; it does not keep other
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.files import read_tail
 from hermes_rl_mcp.runs.reconcile import reconcile
 from hermes_rl_mcp.runs.state import UnreadableRecordError, read_record
+
+_log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _MAX_READ_BYTES = 32 * 2**20
@@ -150,7 +153,11 @@ class RunStore:
 
     def _read(self, run_id: str) -> RunRecord:
         paths = self._home.run(run_id)
-        record = reconcile(paths, read_record(paths))
+        record = read_record(paths)
+        try:
+            record = reconcile(paths, record)
+        except OSError as error:  # a full disk must not hide this run, nor the others
+            _log.warning("run %s has lost its supervisor and cannot be closed now: %s", run_id, error)
         if record.status in (RunStatus.RUNNING, RunStatus.STOPPING) and record.running_since is not None:
             # The record is written at changes only; its file's age tells how long ago that was.
             age_s = max(0.0, time.time() - paths.record.stat().st_mtime)
