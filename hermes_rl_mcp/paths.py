@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PROCESS_LOGS = {"api": "api", "trainer": "trainer", "env": "env", "supervisor": "supervisor"}
+PROCESS_LOGS = ("api", "trainer", "env", "supervisor")
 RUN_ID = re.compile(r"^[0-9a-f]{8}$")
 
 
@@ -73,8 +73,10 @@ class Home:
         return RunPaths(self.runs / run_id)
 
     def log(self, process: str, run_id: str) -> Path:
-        """``process`` is one of api, trainer, env, supervisor."""
-        return self.logs / f"{PROCESS_LOGS[process]}_{run_id}.log"
+        """``process`` is one of PROCESS_LOGS."""
+        if process not in PROCESS_LOGS:
+            raise ValueError(f"no process of a run: {process!r}")
+        return self.logs / f"{process}_{run_id}.log"
 
     def model_dir(self, name: str) -> Path:
         """Where ``builtin:NAME`` is materialised."""

@@ -5,12 +5,6 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
-class SetByLauncher(BaseModel):
-    """Marks a locked field whose value exists only once a run starts."""
-
-    text: str
-
-
 class Profile(BaseModel):
     """One operator's policy over the flat field namespace (environment + server + trainer)."""
 

@@ -12,8 +12,6 @@ from hermes_rl_mcp.contracts.config import Ports, RunConfig, RunSection, ServerE
 from hermes_rl_mcp.contracts.runs import START_ORDER, ProcessRecord, RunRecord, RunRequest, RunStatus
 from hermes_rl_mcp.paths import Home
 
-_SET_HERE = {"model_name", "base_url", "api_key", "server_type"}
-
 
 def run_name(request: RunRequest) -> str:
     """Label of the run, here and in W&B."""
@@ -47,7 +45,6 @@ def make_config(request: RunRequest, ports: Ports) -> RunConfig:
     prefix = "r" + secrets.token_hex(16)
     api = f"http://127.0.0.1:{ports.rollout_api}/{prefix}"
     name = run_name(request)
-    server = {key: value for key, value in request.server_values.items() if key not in _SET_HERE}
     return RunConfig(
         run=RunSection(
             run_id=request.run_id,
@@ -72,10 +69,11 @@ def make_config(request: RunRequest, ports: Ports) -> RunConfig:
         openai=[
             ServerEntry.model_validate(
                 {
-                    **server,
+                    **request.server_values,
                     # Atropos' clients load the tokenizer by this name, so it is the loadable one.
                     "model_name": request.model_path,
                     "base_url": f"http://127.0.0.1:{ports.trainer}/{prefix}/v1",
+                    "api_key": "x",
                     "server_type": request.server_type,
                 }
             )

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ProcessName
-from hermes_rl_mcp.paths import Home, install_root
+from hermes_rl_mcp.paths import Home, RunPaths, install_root
 from hermes_rl_mcp.runs.device import cpu_count
 from hermes_rl_mcp.runs.process import MARKER, ProcessSpec
 
@@ -100,7 +100,7 @@ def child_spec(
     handover: Handover,
 ) -> ProcessSpec:
     """How to start one child of the run that ``config`` describes."""
-    config_path = str(run_dir / "config.yaml")
+    config_path = str(RunPaths(run_dir).config)
     modules: dict[ProcessName, str] = {
         "api": "hermes_rl_mcp.rollout_api",
         "trainer": "trainer",
