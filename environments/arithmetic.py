@@ -25,7 +25,8 @@ REPEATS_AT_THE_END = 300
 """Held-out draws in a row that were all known already: there is (nearly) no other. Level 1 has ten in all."""
 
 _BARE = re.compile(r"0|-?[1-9][0-9]*")
-_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(?![\w]|\.[0-9])")
+_NUMBER = re.compile(r"(?<![\w.])-?[0-9]{1,18}(?![\w]|\.[0-9])")
+"""No longer ones: int() refuses thousands of digits, and no answer here has more than a few."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ _COMMANDS = {"frac", "dfrac", "tfrac", "text", "textbf", "mathrm", "times", "cdo
 _PLAIN_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _POWER = re.compile(r"\^(?!\{?\d\}?(?!\d))|\*\*")
 """Any power but one with a one-digit exponent."""
+_WRAPPED = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf))?\{([^{}]*)\}")
+_TRAILING = re.compile(r"(?:\s|\\[ ,;]|\.)+$")
+"""Spaces and the full stop of a sentence that was put into the box."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,13 @@ def parse_number(box: str) -> list[Any]:
     """
     from math_verify import LatexExtractionConfig, parse
 
+    if len(box) > LONGEST_BOX:
+        return []
+    box = _TRAILING.sub("", box.replace("\\!", "")).strip()
+    if wrapped := _WRAPPED.fullmatch(box):
+        box = wrapped[1]
     commands = set(re.findall(r"\\([a-zA-Z]+)", box))
-    if len(box) > LONGEST_BOX or "!" in box or box.count("^") > 1 or _POWER.search(box) or commands - _COMMANDS:
+    if "!" in box or box.count("^") > 1 or _POWER.search(box) or commands - _COMMANDS:
         return []
     extraction = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
     parsed = parse(f"$\\boxed{{{box}}}$", extraction_config=extraction, parsing_timeout=None)
@@ -94,7 +102,8 @@ def parse_number(box: str) -> list[Any]:
 def _is_number(value: Any) -> bool:
     if getattr(value, "is_Equality", False):  # x = 72
         value = value.rhs
-    return bool(getattr(value, "is_number", False) and getattr(value, "is_finite", False))
+    # What is written as a quotient (72 %) stays one until it is evaluated; only then it is known to be finite.
+    return bool(getattr(value, "is_number", False) and value.doit().is_finite)
 
 
 def grade(text: str, gold: list[Any], format_weight: float) -> tuple[Score, list[Any]]:

@@ -92,6 +92,7 @@ def test_level_one_is_what_the_tiny_model_was_taught() -> None:
         ("x8", "stop", 0, 0, 0),
         ("٨", "stop", 0, 0, 0),
         ("eight", "stop", 0, 0, 0),
+        pytest.param("8" * 5000, "length", 0, 0, 0, id="thousands of digits"),
         ("", "stop", 0, 0, 0),
     ],
 )

@@ -25,7 +25,23 @@ def parts(text: str, gold: str = "1234") -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     "box",
-    ["1234", "1,234", "1{,}234", "\\$1234", "1234.0", "1234 \\text{ clips}", "\\frac{2468}{2}", "x = 1234", "(1234)"],
+    [
+        "1234",
+        "1,234",
+        "1{,}234",
+        "1,\\!234",
+        "\\$1234",
+        "1234.0",
+        "1234.",
+        " 1234\\ ",
+        "1234\\%",
+        "1234 \\text{ clips}",
+        "\\text{1234}",
+        "{1234}",
+        "\\frac{2468}{2}",
+        "x = 1234",
+        "(1234)",
+    ],
 )
 def test_the_right_number_counts_however_it_is_written(box: str) -> None:
     assert parts(f"So it is \\boxed{{{box}}}.") == (1.0, 1.0)
@@ -40,6 +56,8 @@ def test_the_right_number_counts_however_it_is_written(box: str) -> None:
         ("\\boxed{}", (0.0, 0.0)),
         ("\\boxed{many}", (0.0, 0.0)),
         ("\\boxed{1/0}", (0.0, 0.0)),
+        ("\\boxed{\\frac{1}{0}}", (0.0, 0.0)),
+        ("\\boxed{12.34}", (0.0, 1.0)),
         ("\\boxed{1234} or rather \\boxed{7}", (0.0, 1.0)),
         ("<think>\\boxed{1234}</think> seven", (0.0, 0.0)),
         ("<think>\\boxed{7}</think> \\boxed{1234}", (1.0, 1.0)),
