@@ -128,10 +128,11 @@ class RolloutClient:
         )
 
     def _insist(self, what: str, call: Callable[[], Result]) -> Result | None:
-        """Repeat ``call`` over transport errors and 5xx answers; refusals are final. None when stopping."""
+        """Repeat ``call`` over transport errors and 5xx answers; refusals are final. None when stopping, but it is
+        tried once even then: a trained batch that is not acknowledged would come again."""
         first_failure: float | None = None
         pause_s = 0.1
-        while not self._stopping.is_set():
+        while True:
             try:
                 return call()
             except (httpx.TransportError, _Unavailable) as error:
@@ -143,9 +144,9 @@ class RolloutClient:
                         hint="See the log of the rollout API (api_<run_id>.log).",
                     ) from error
                 _log.info("could not %s yet (%r), trying again", what, error)
-            self._stopping.wait(pause_s)
+            if self._stopping.wait(pause_s):
+                return None
             pause_s = min(pause_s * 1.5, 2.0)
-        return None
 
 
 class _Unavailable(Exception):

@@ -188,3 +188,16 @@ def test_stopping_ends_the_wait_for_a_batch(connect: Client, stopping: threading
     stopping.set()
     until(lambda: not thread.is_alive())
     assert found == [None]
+
+
+def test_a_batch_trained_while_asked_to_stop_is_still_acknowledged(
+    api_url: str, connect: Client, stopping: threading.Event
+) -> None:
+    client = connect()
+    client.register(REGISTRATION)
+    _post_group(api_url, 7)
+    lease = client.next_batch()
+    assert lease is not None
+    stopping.set()
+    client.acknowledge(lease)
+    assert _status(api_url) == {"current_step": 1, "queue_size": 0}
