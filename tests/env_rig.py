@@ -238,8 +238,15 @@ class Api:
         """The next batch, acknowledged; None while there is none."""
         reply = self.http.get("/batch", params={"lease": 1}).json()
         if reply["batch"] is not None:
-            self.http.post("/acknowledge", json={"lease_id": reply["lease_id"]})
+            self.acknowledge(reply["lease_id"])
         return reply["batch"]
+
+    def lease(self) -> str | None:
+        """The lease of the next batch, which stays out."""
+        return self.http.get("/batch", params={"lease": 1}).json()["lease_id"]
+
+    def acknowledge(self, lease_id: str) -> None:
+        self.http.post("/acknowledge", json={"lease_id": lease_id})
 
     def next_batch(self) -> list[dict[str, Any]]:
         return until(self.take, why=lambda: self.log.read_text()[-2000:])

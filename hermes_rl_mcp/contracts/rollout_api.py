@@ -122,6 +122,8 @@ class StatusEnvReply(BaseModel):
     self_queue_size: int
     max_group_size: int
     env_weight: float
+    batches_out: int = 0
+    """Ours: batches under lease, being trained; neither in ``queue_size`` nor yet in ``current_step``."""
 
 
 class InfoReply(BaseModel):

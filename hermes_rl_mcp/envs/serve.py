@@ -129,7 +129,8 @@ class Worker:
         """How many groups to start now, and how many are still to be made at all."""
         config = self.env.config
         per_batch = max(1, self._info.batch_size // config.group_size)
-        left = (self._total_steps - status.current_step) * per_batch - status.queue_size - running
+        steps_left = self._total_steps - status.current_step - status.batches_out
+        left = steps_left * per_batch - status.queue_size - running
         fresh = config.max_batches_offpolicy * per_batch - status.queue_size - running
         workers = self._workers() - running
         if time.monotonic() < self._paused_until:

@@ -223,6 +223,7 @@ def test_status_env_takes_a_body_on_get_or_a_query(api: RolloutServer) -> None:
         "self_queue_size": 2,
         "max_group_size": 4,
         "env_weight": 0.25,
+        "batches_out": 0,
     }
     assert api.client.request("GET", "/status-env", json={"env_id": env_id}).json() == expected
     assert api.client.get("/status-env", params={"env_id": env_id}).json() == expected

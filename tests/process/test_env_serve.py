@@ -131,6 +131,16 @@ def test_with_one_batch_off_policy_the_queue_never_holds_more_than_one(api: Api,
         assert len(api.next_batch()) == per_batch
 
 
+def test_while_the_last_batch_is_trained_no_further_group_is_made(api: Api, sampler: Sampler, start: Start) -> None:
+    env = start(total_steps=1, max_batches_offpolicy=2)
+    api.register_trainer(batch_size=BATCH)
+    lease_id = until(api.lease, why=lambda: env.text)
+    end = time.monotonic() + 0.5  # the environment looks at the queue ten times a second
+    while time.monotonic() < end:
+        assert len(sampler.requests) == api.received() == BATCH // GROUP
+    api.acknowledge(lease_id)
+
+
 def test_it_waits_for_a_trainer_that_comes_later(api: Api, start: Start) -> None:
     env = start()
     until(lambda: "waiting for the trainer" in env.text)
