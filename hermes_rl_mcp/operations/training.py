@@ -26,7 +26,7 @@ from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.redact import redact
 from hermes_rl_mcp.runs import launch
 from hermes_rl_mcp.runs.checks import problems
-from hermes_rl_mcp.runs.device import detect_device
+from hermes_rl_mcp.runs.device import chosen_device, detect_device
 from hermes_rl_mcp.runs.request import RunIdentity, build_request
 
 log = logging.getLogger(__name__)
@@ -47,11 +47,12 @@ async def start_training(context: Context, idempotency_key: str | None = None) -
             return _started(context, _request(context, known), (await RunReader.open(context, known)).record)
     now = await selected(context)
     await _check(context, now)
+    found = await anyio.to_thread.run_sync(detect_device, context.operator.environ)
     identity = RunIdentity(
         run_id=launch.new_run_id(),
         created_at=context.now().isoformat(timespec="milliseconds"),
         env_sha256=file_sha256(Path(now.info.file_path)),
-        device=await anyio.to_thread.run_sync(detect_device, context.operator.environ),
+        device=chosen_device(now.resolution.fields["device"].value, found),
     )
     request = build_request(now.resolution, now.info, context.home, identity, idempotency_key or None)
     record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S)

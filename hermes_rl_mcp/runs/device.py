@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+from pydantic import JsonValue
+
+from hermes_rl_mcp.errors import PreflightError
 
 _NVIDIA_SMI_TIMEOUT_S = 5.0
 """It answers in well under a second; with a GPU that fell off the bus it hangs."""
@@ -22,6 +25,17 @@ def detect_device(environ: Mapping[str, str] | None = None) -> Literal["cpu", "c
     if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or _torch_is_cpu_only():
         return "cpu"
     return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) or _smi_lists_gpu() else "cpu"
+
+
+def chosen_device(wanted: JsonValue, found: Literal["cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """What a run with ``device = wanted`` trains on, and so which device it waits for. Raises PreflightError."""
+    if wanted == "cuda" and found == "cpu":
+        raise PreflightError(
+            "device = 'cuda', but no GPU can be used here: none was found, or the installed torch is a CPU build.",
+            hint="Set device to 'auto' or 'cpu', or run: hermes-rl doctor",
+            details={"field": "device"},
+        )
+    return "cpu" if wanted == "cpu" else found
 
 
 def cpu_count() -> int:
