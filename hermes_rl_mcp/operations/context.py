@@ -15,6 +15,11 @@ from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.session import SessionStore
 from hermes_rl_mcp.runs.store import RunStore
 
+MAX_WAIT_S = 50.0
+"""Longest wait of one call: most MCP clients give up on it after 60 s."""
+PROGRESS_S = 3.0
+"""Between two progress notes: several clients measure their patience from the last one."""
+
 Progress = Callable[[float, float | None, str], Awaitable[None]]
 """(done, total, sentence), called now and then while an operation waits."""
 

@@ -20,7 +20,7 @@ from pydantic import JsonValue, ValidationError
 from hermes_rl_mcp.contracts.results import TestInference
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, NotFoundError
 from hermes_rl_mcp.operations.children import helper_environ
-from hermes_rl_mcp.operations.context import Context, Progress, no_progress
+from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.environments import Selected, selected
 from hermes_rl_mcp.operations.inference_records import TEST_ID, TestPaths, TestRequest, TestState, initial_state
 from hermes_rl_mcp.runs.checks import check_model
@@ -28,11 +28,9 @@ from hermes_rl_mcp.runs.files import make_private_dir, write_atomic
 from hermes_rl_mcp.runs.process import is_alive
 from hermes_rl_mcp.runs.request import BUILTIN, env_values, model_path
 
-MAX_WAIT_S = 50.0
 MODEL_TIMEOUT_S = 600.0
-"""Per model, as in the original."""
+"""Per model once it is loaded, as in the original."""
 _POLL_S = 0.25
-_PROGRESS_S = 3.0
 _RUNNER_START_S = 30.0
 """A runner that has not said who it is by then never started."""
 
@@ -56,7 +54,7 @@ async def test_inference(
         if state.result.status != "running" or left_s <= 0:
             return _with_hint(state.result)
         if time.monotonic() >= next_note:
-            next_note = time.monotonic() + _PROGRESS_S
+            next_note = time.monotonic() + PROGRESS_S
             done = sum(test.total_completions for test in state.result.models_tested)
             await progress(float(done), float(state.result.test_config.total_rollouts), state.result.message)
         await anyio.sleep(min(_POLL_S, left_s))

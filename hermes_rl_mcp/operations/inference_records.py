@@ -83,9 +83,9 @@ class TestPaths:
     def runner_log(self) -> Path:
         return self.dir / "runner.log"
 
-    def stem(self, environment: str, model: str) -> Path:
-        """``test_<environment>_<model>``, to which .jsonl, .log, .yaml and .sampler.log are added."""
-        return self.dir / re.sub(r"[^A-Za-z0-9._-]+", "_", f"test_{environment}_{model}")
+    def of_model(self, environment: str, model: str, ending: str) -> Path:
+        """``test_<environment>_<model>.<ending>``. A model's name may hold dots itself."""
+        return self.dir / re.sub(r"[^A-Za-z0-9._-]+", "_", f"test_{environment}_{model}.{ending}")
 
 
 def initial_state(request: TestRequest, folder: Path) -> TestState:
@@ -112,13 +112,12 @@ def initial_state(request: TestRequest, folder: Path) -> TestState:
 
 
 def _empty_test(paths: TestPaths, request: TestRequest, model: str) -> ModelTest:
-    stem = paths.stem(request.info.name, model)
     return ModelTest(
         model=model,
         name=model.rsplit("/", 1)[-1],
         scale="custom" if request.endpoint else "local",
-        output_file=f"{stem}.jsonl",
-        log_file=f"{stem}.log",
+        output_file=str(paths.of_model(request.info.name, model, "jsonl")),
+        log_file=str(paths.of_model(request.info.name, model, "log")),
     )
 
 

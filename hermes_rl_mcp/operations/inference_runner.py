@@ -91,13 +91,12 @@ class Runner:
             self._save()
 
     async def _one(self, index: int, model: str) -> None:
-        deadline = time.monotonic() + self._request.model_timeout_s
         self._say(f"model {index + 1} of {len(self._request.models)}: {model}")
         with ExitStack() as files:
             try:
                 remote = self._request.endpoint
                 endpoint = await self._remote(remote, model, files) if remote else await self._serve(model, files)
-                await self._process(index, endpoint, deadline, files)
+                await self._process(index, endpoint, files)
             except ModelTestError as error:
                 self._update(index, error=str(error))
             finally:
@@ -119,7 +118,7 @@ class Runner:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         nonce = secrets.token_hex(16)
-        sampler_log = self._paths.stem(self._request.info.name, model).with_suffix(".sampler.log")
+        sampler_log = self._paths.of_model(self._request.info.name, model, "sampler.log")
         command = [sys.executable, "-P", "-m", "trainer.serve", "--model", model]
         command += ["--listen-fd", str(listener.fileno()), "--nonce", nonce]
         child = self._spawn("trainer", command, sampler_log, files, (listener.fileno(),))
@@ -136,7 +135,8 @@ class Runner:
             await asyncio.sleep(POLL_S)
         return Endpoint(f"http://127.0.0.1:{port}/v1", model, "vllm", "x")
 
-    async def _process(self, index: int, endpoint: Endpoint, deadline: float, files: ExitStack) -> None:
+    async def _process(self, index: int, endpoint: Endpoint, files: ExitStack) -> None:
+        deadline = time.monotonic() + self._request.model_timeout_s
         test = self._state.result.models_tested[index]
         output, process_log = Path(test.output_file), Path(test.log_file)
         config = process_log.with_suffix(".yaml")

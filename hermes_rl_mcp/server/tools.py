@@ -11,14 +11,15 @@ from mcp.server.mcpserver import Context, MCPServer
 from pydantic import Field
 
 from hermes_rl_mcp.contracts import results as r
-from hermes_rl_mcp.operations.context import Progress
+from hermes_rl_mcp.operations.context import MAX_WAIT_S, Progress
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.server import text
 from hermes_rl_mcp.server.answers import ErrorPayload, admit_errors, success
 
 RunId = Annotated[str, Field(description="8 hex characters, from rl_start_training or rl_list_runs.")]
 Wait = Annotated[
-    float, Field(ge=0, le=50, description="Wait up to this many seconds for news, then answer. 0 = answer at once.")
+    float,
+    Field(ge=0, le=MAX_WAIT_S, description="Wait up to this many seconds for news, then answer. 0 = answer at once."),
 ]
 
 
