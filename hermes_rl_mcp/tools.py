@@ -5,8 +5,8 @@
     from hermes_rl_mcp.tools import rl_list_environments
     print(await rl_list_environments())
 
-Settings come from the process's environment variables and ``$HERMES_HOME/.env`` at each call. A failure is the text of
-``{"error": ...}``, never an exception.
+Settings come from the process's environment variables and ``$HERMES_HOME/.env`` at each call. Whatever a user can mend
+comes back as the text of ``{"error": ...}``; an exception is a defect.
 """
 
 from __future__ import annotations

@@ -128,6 +128,8 @@ class CheckStatus(Result):
     eta_seconds: float | None = None
     """From the pace of the last steps."""
     queue_position: int | None = None
+    stop_unconfirmed: bool = False
+    """The run has ended, but some process of it would not go: see ``leftover_pids`` in its state."""
     rate_limited: bool = False
     """True: a repeat of the last snapshot, see ``message``."""
     next_check_in_seconds: float | None = None

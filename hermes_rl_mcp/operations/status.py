@@ -14,17 +14,13 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.results import CheckStatus, StatusMetrics
 from hermes_rl_mcp.contracts.runs import RunRecord
-from hermes_rl_mcp.operations.context import Context, Progress, no_progress
+from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.training import logs
 from hermes_rl_mcp.runs.files import make_private_dir, write_atomic
 
 log = logging.getLogger(__name__)
 
-MAX_WAIT_S = 50.0
-"""Most MCP clients give up on a call after 60 s."""
-_PROGRESS_S = 3.0
-"""Between two progress notes: several clients measure their patience from the last one."""
 _PACE_STEPS = 10
 """Steps over which the pace is taken."""
 
@@ -54,7 +50,7 @@ async def check_status(
         if news or left_s <= 0 or reader.record.status.terminal:
             break
         await progress(*_position(reader))
-        await reader.wait(min(left_s, _PROGRESS_S, limited_s or _PROGRESS_S), for_steps=limited_s == 0)
+        await reader.wait(min(left_s, PROGRESS_S, limited_s or PROGRESS_S), for_steps=limited_s == 0)
     if limited_s > 0 and last is not None and reader.status == seen[0]:
         return _repeated(last.snapshot, limited_s)
     answer = await anyio.to_thread.run_sync(snapshot, context, reader)
@@ -91,6 +87,7 @@ def snapshot(context: Context, reader: RunReader) -> CheckStatus:
         latest=last,
         eta_seconds=None if record.status.terminal else _eta(lines, record.total_steps),
         queue_position=record.queue_position,
+        stop_unconfirmed=bool(record.leftover_pids),
         wandb_url=url,
         wandb_error=problem,
     )

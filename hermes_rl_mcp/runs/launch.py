@@ -6,6 +6,7 @@ no moment at which a run exists without either a holder of its lock or a reader'
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -33,6 +34,8 @@ from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.specs import supervisor_environ
 from hermes_rl_mcp.runs.state import RunState, read_record
 from hermes_rl_mcp.runs.store import RunStore
+
+_log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _START_LOCK_TIMEOUT_S = 10.0
@@ -82,8 +85,12 @@ async def relaunch_queued(home: Home, environ: Mapping[str, str], *, wait_s: flo
         paths = home.run(record.run_id)
         if not waits_for_relaunch(record) or (lock := locks.take(paths.supervisor_lock)) is None:
             continue
-        await _taken_over(home, paths, _spawn(home, paths, lock, environ), wait_s, known=record)
-        relaunched.append(record.run_id)
+        try:
+            await _taken_over(home, paths, _spawn(home, paths, lock, environ), wait_s, known=record)
+        except PreflightError as error:  # on record with the run; the others still have their turn
+            _log.warning("%s", error)
+        else:
+            relaunched.append(record.run_id)
     return relaunched
 
 

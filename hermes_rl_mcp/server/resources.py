@@ -138,7 +138,7 @@ def _secrets(operations: Operations, run_id: str) -> list[str]:
 
 
 def _window(path: Path, offset: int, limit: int, secrets: list[str]) -> str:
-    """Secrets are masked before the window is cut, byte for byte, so that no two windows together show one."""
+    """The run's secrets are masked before the window is cut, byte for byte, so that two windows together show none."""
     margin = max((len(secret.encode()) for secret in secrets), default=0)
     try:
         with path.open("rb") as file:

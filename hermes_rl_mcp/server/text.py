@@ -74,6 +74,8 @@ def status(result: CheckStatus) -> str:
     if result.queue_position is not None:
         lines.append(f"queue position {result.queue_position}")
     lines.append("processes: " + ", ".join(f"{name} {state}" for name, state in result.processes.items()))
+    if result.stop_unconfirmed:
+        lines.append(f"some process of it could not be ended: see leftover_pids in rl://runs/{result.run_id}/state")
     lines += [text for text in (result.error, result.hint) if text]
     lines.append(_next_after(result))
     return "\n".join(lines)
