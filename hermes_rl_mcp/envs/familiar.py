@@ -55,11 +55,14 @@ def reply_of(trajectories: Sequence[Trajectory]) -> Reply:
 
 
 class ManagedServer:
-    """Keeps every sequence it sampled. A call whose prompt exactly extends one of them continues it."""
+    """Keeps every sequence it sampled. A call whose prompt exactly extends one of them continues it; of calls that run
+    at once no two continue the same one."""
 
     def __init__(self, client: SamplingClient) -> None:
         self._client = client
         self._trajectories: list[Trajectory] = []
+        self._growing: set[int] = set()
+        """Identities of those that a call under way continues."""
 
     async def chat_completion(
         self,
@@ -91,8 +94,14 @@ class ManagedServer:
         asked = SampleParams(**{k: v for k, v in params.items() if k in SampleParams.__dataclass_fields__})
         if asked.n == 1:
             for trajectory in self._trajectories:
-                if await self._client.extend(trajectory, text, messages, asked, split):
-                    return reply_of([trajectory])
+                if id(trajectory) in self._growing:
+                    continue
+                self._growing.add(id(trajectory))
+                try:
+                    if await self._client.extend(trajectory, text, messages, asked, split):
+                        return reply_of([trajectory])
+                finally:
+                    self._growing.discard(id(trajectory))
         prompt = Prompt(self._client.renderer.encode(text), text, messages, tools)
         fresh = await self._client.fresh(prompt, asked, split)
         self._trajectories += fresh

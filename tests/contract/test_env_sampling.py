@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
@@ -148,6 +149,16 @@ async def test_an_empty_answer_is_not_taken_for_the_start_of_the_next_call(sampl
         await managed.chat_completion(messages=ASK, max_tokens=4)
         await managed.chat_completion(messages=ASK, max_tokens=4)
         assert len(managed.get_state()["nodes"]) == 2
+
+
+async def test_equal_conversations_that_go_on_at_once_stay_apart(sampler: Sampler, connect: Connect) -> None:
+    sampler.answer = say("8")
+    follow_up = [*ASK, {"role": "assistant", "content": "8"}, {"role": "user", "content": "sure?"}]
+    async with connect().managed_server() as managed:
+        await managed.chat_completion(messages=ASK, n=2, max_tokens=4)
+        await asyncio.gather(*(managed.chat_completion(messages=follow_up, max_tokens=4) for _ in range(2)))
+        nodes = managed.get_state()["nodes"]
+    assert [sum(mask != MASKED for mask in node.masked_tokens) for node in nodes] == [4, 4]
 
 
 async def test_busy_and_lost_connections_are_waited_out(sampler: Sampler, connect: Connect) -> None:
