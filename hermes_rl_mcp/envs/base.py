@@ -146,13 +146,16 @@ class BaseEnv:
         os.replace(partial, target)
 
     def load_checkpoint(self) -> None:
-        """Called when training resumes at ``curr_step``: sets an attribute for every key that was saved."""
+        """Called when training resumes at ``curr_step``: sets an attribute for every key of the last state saved by
+        then. The trainer also writes a checkpoint when it is stopped; between intervals there is none here."""
         if self.checkpoint_dir is None:
             return
-        path = self.checkpoint_dir / f"step-{self.curr_step}.json"
-        if not path.is_file():
-            log.warning("no environment state for step %d in %s; starting afresh", self.curr_step, self.checkpoint_dir)
+        found = [int(path.stem.removeprefix("step-")) for path in self.checkpoint_dir.glob("step-*.json")]
+        step = max((step for step in found if step <= self.curr_step), default=None)
+        if step is None:
+            log.warning("no environment state up to step %d in %s", self.curr_step, self.checkpoint_dir)
             return
+        path = self.checkpoint_dir / f"step-{step}.json"
         for key, value in json.loads(path.read_text(encoding="utf-8")).items():
             setattr(self, key, value)
 

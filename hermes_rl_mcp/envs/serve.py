@@ -220,7 +220,8 @@ class Worker:
             if _crosses(before, step, self.env.config.steps_per_eval):
                 self._evaluation_due = True
             if _crosses(before, step, self._checkpoint_interval):
-                self.env.save_checkpoint(step)
+                # Named like the trainer's checkpoint, even if several steps went by since the last look.
+                self.env.save_checkpoint(step - step % self._checkpoint_interval)
             if self.tally.sent - self._sent_at_last_line >= self.env.config.min_items_sent_before_logging:
                 await self._log_step()
         if self._evaluation_due and self._evaluation is None and not self._must_finish_first():

@@ -148,9 +148,10 @@ async def test_the_order_of_problems_goes_on_where_an_interrupted_run_was(tmp_pa
         await first.get_next_item()
     first.save_checkpoint(2)
     expected = [await first.get_next_item() for _ in range(10)]
+    first.save_checkpoint(4)
 
     resumed = environment()
-    resumed.curr_step = 2
+    resumed.curr_step = 3  # stopped between two intervals
     await resumed.setup()
     resumed.load_checkpoint()
     assert [await resumed.get_next_item() for _ in range(10)] == expected
