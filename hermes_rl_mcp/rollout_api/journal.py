@@ -134,6 +134,7 @@ class Journal:
         self._rewrite = None
         fresh = self._path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
+        fd = -1
         try:
             fd = _open_locked(fresh)
             size = sum(_write_all(fd, encode(event)) for event in snapshot)
@@ -141,10 +142,11 @@ class Journal:
             with self._lock:
                 size += _write_all(fd, self._since_snapshot or [])
                 os.replace(fresh, self._path)
-                os.close(self._fd)
-                self._fd, self._size = fd, size
+                fd, self._fd, self._size = self._fd, fd, size
         finally:
             self._since_snapshot = None
+            if fd >= 0:
+                os.close(fd)  # the old one; after a failure the new one
         _sync_folder(self._path.parent)
 
 

@@ -29,9 +29,10 @@ class Limits:
     environment_silent_s: float = 120.0
     """Without contact for so long an environment counts as gone. They poll ten times a second, but an evaluation can
     keep one from polling for a while."""
-    duplicate_window_s: float = 30.0
-    """A client repeats a post whose answer it did not get within seconds (BaseEnv: three tries in about 3 s)."""
-    duplicate_repeats: int = 3
+    duplicate_window_s: float = 150.0
+    """A client repeats a post whose answer it did not get: Atropos' BaseEnv three times in about 3 s, our environments
+    every 30 s (their timeout) for 120 s."""
+    duplicate_repeats: int = 4
     """How often one body is taken for such a repetition. A policy that always says the same posts equal groups too."""
     stuck_warning_s: float = 60.0
     """Between two log lines that say that the waiting groups are enough in number and still fit no batch."""

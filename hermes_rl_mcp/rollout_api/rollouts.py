@@ -347,7 +347,7 @@ class Rollouts:
         if seen.repeats >= self.limits.duplicate_repeats:
             return None
         seen.repeats += 1
-        log.info("The same %d groups were sent again within seconds; stored once", seen.answer.groups)
+        log.info("The same %d groups were sent again; stored once", seen.answer.groups)
         return seen.answer
 
     def _remember(self, digest: str, answer: Submission) -> None:

@@ -151,6 +151,27 @@ def test_events_reach_the_disk_soon_after_they_were_answered(tmp_path: Path, mon
     opened.close()
 
 
+def test_a_rewrite_that_fails_keeps_the_journal_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "j.jsonl"
+    opened = Journal(path)
+    opened.append(EVERY_KIND[0])
+    opened.start()
+    files = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "replace", full)
+    opened.rewrite(EVERY_KIND[:3])
+    wait_until(lambda: opened._since_snapshot is None)
+    monkeypatch.undo()
+    opened.append(EVERY_KIND[1])
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == files)
+    opened.close()
+    assert read(path) == EVERY_KIND[:2]
+
+
 def test_a_long_run_keeps_its_journal_small_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "REWRITE_BYTES", 20_000)
     monkeypatch.setattr(journal, "SYNC_INTERVAL_S", 0.001)
