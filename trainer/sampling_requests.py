@@ -21,6 +21,9 @@ from hermes_rl_mcp.contracts.sampling_api import (
 from hermes_rl_mcp.errors import InvalidValueError
 from trainer.backends.base import Completion, Sampler, SampleRequest, SampleResult, ScoreResult
 
+_LOWEST_TEMPERATURE = 1e-3
+"""Below it dividing logits overflows, and one such row would fail every request that shares its pass."""
+
 
 def sample_request(
     sampler: Sampler,
@@ -36,6 +39,11 @@ def sample_request(
 ) -> SampleRequest:
     """``max_tokens`` is cut to what the context still holds; a prompt that leaves no room is refused."""
     check_ids(sampler, prompt_ids)
+    if 0.0 < temperature < _LOWEST_TEMPERATURE:
+        raise InvalidValueError(
+            f"temperature {temperature:g} is too close to 0.",
+            hint=f"Send 0 for the likeliest tokens, or at least {_LOWEST_TEMPERATURE:g}.",
+        )
     room = sampler.context_length - len(prompt_ids)
     if room < 1:
         raise InvalidValueError(

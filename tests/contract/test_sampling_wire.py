@@ -288,6 +288,7 @@ def test_logprobs_of_text_and_of_ids_are_the_same(client: httpx.Client, ids: lis
         ("/generate", {"input_ids": []}, "empty"),
         ("/generate", {"input_ids": [5, 100000]}, "vocabulary"),
         ("/generate", {"input_ids": [5], "sampling_params": {"temperature": -1}}, "temperature"),
+        ("/generate", {"input_ids": [5], "sampling_params": {"temperature": 1e-40}}, "too close to 0"),
         ("/generate", {"input_ids": [5], "sampling_params": {"n": 0}}, "sampling_params.n"),
         ("/generate", {"input_ids": [5], "sampling_params": {"top_p": 0}}, "top_p"),
         ("/generate", {"input_ids": [5] * CONTEXT}, "context"),
