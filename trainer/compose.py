@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -209,7 +210,7 @@ class _Trainer:
             group=self._group,
             name=settings.wandb_run_name or f"{config.run.environment}-{config.run.run_id}",
             folder=self._paths.dir,
-            config={**config.env, **settings.model_dump(), "base_model": config.run.base_model},
+            config={**_without_address(config.env), **settings.model_dump(), "base_model": config.run.base_model},
         )
 
     def _registration(self, starting_step: int) -> Registration:
@@ -259,6 +260,11 @@ class _Trainer:
             detail=summary.model_dump(mode="json"),
         )
         replace_text(self._paths.report("trainer"), report.model_dump_json(indent=1) + "\n")
+
+
+def _without_address(env: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """For other people's eyes: the address of the run's API holds its secret path prefix."""
+    return {name: value for name, value in env.items() if name != "rollout_server_url"}
 
 
 def _keep_steps_up_to(path: Path, last: int) -> None:
