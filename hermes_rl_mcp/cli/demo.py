@@ -1,7 +1,8 @@
 """``hermes-rl demo``: does the main job as an agent would, a real MCP client of our own server over stdio.
 
 Everything happens through the ten tools; nothing here reads the run directory. A run that the demo started is either
-followed to its end or asked to stop: the first Ctrl-C stops it, the second leaves while the stop goes on.
+followed to its end or asked to stop: the first Ctrl-C stops it, the second leaves while the stop goes on. If the server
+goes away meanwhile, the run goes on and the demo says so.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from hermes_rl_mcp.contracts.results import (
     StartTraining,
     StopTraining,
 )
-from hermes_rl_mcp.contracts.runs import UNREADABLE, RunStatus
+from hermes_rl_mcp.contracts.runs import RunStatus, has_ended
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.paths import Home
 
@@ -48,7 +49,7 @@ CALL_TIMEOUT_S = 120.0
 POLL_S = 5
 """``wait_seconds`` of rl_check_status: the longest the progress display stays unchanged."""
 STOP_TIMEOUT_S = 60.0
-"""A stop is TERM, a bounded wait and KILL for three processes; twice what that takes."""
+"""A stop takes seconds; a trainer that writes a large checkpoint may take longer, and the stop goes on without us."""
 HISTORY_POINTS = 500
 """As many as the tool gives; a longer run's history is thinned out evenly."""
 PASSED_ON = (
@@ -159,8 +160,9 @@ async def _main(demo: _Run, view: View, environ: dict[str, str]) -> None:
             if isinstance(demo.error, ServerGone):
                 _show_tail(view, server_log)
         group.cancel_scope.cancel()
-    if demo.signum is not None and demo.run_id and not _ended(demo.status):
-        view.says(f"Leaving; the stop of run {demo.run_id} goes on. See: hermes-rl runs show {demo.run_id}")
+    if demo.run_id and not has_ended(demo.status):
+        what = "the stop of run" if demo.signum is not None else "run"
+        view.says(f"Leaving; {what} {demo.run_id} goes on. See: hermes-rl runs show {demo.run_id}")
 
 
 async def _session(demo: _Run, view: View, interrupt: _Interrupt, agent: _Agent) -> None:
@@ -211,7 +213,7 @@ async def _follow(demo: _Run, view: View, agent: _Agent, run_id: str) -> None:
             status = await agent.check(run_id)
             demo.status = status.status
             progress.update(status)
-            if _ended(status.status):
+            if has_ended(status.status):
                 break
     view.says(f"run {run_id}: {status.status} after step {status.metrics.step or 0} of {status.total_steps}")
     if status.status != RunStatus.COMPLETED:
@@ -224,18 +226,18 @@ async def _stop(demo: _Run, view: View, agent: _Agent) -> None:
     if demo.run_id is None:
         view.says("Interrupted before a run was started; nothing is left running.")
         return
-    if _ended(demo.status):
+    if has_ended(demo.status):
         return
     try:
         await agent.call(StopTraining, "rl_stop_training", run_id=demo.run_id)
         view.says(f"Stopping run {demo.run_id} ... (Ctrl-C again leaves while the stop goes on)")
         with anyio.move_on_after(STOP_TIMEOUT_S):
-            while not _ended(demo.status):
+            while not has_ended(demo.status):
                 demo.status = (await agent.check(demo.run_id)).status
     except HermesRLError as error:
         demo.error = error
         return
-    if _ended(demo.status):
+    if has_ended(demo.status):
         view.says(f"Run {demo.run_id} is {demo.status}; nothing of it is left running.")
 
 
@@ -301,10 +303,6 @@ class _Interrupt:
                     self.work.cancel()
                 else:
                     self.everything.cancel()
-
-
-def _ended(status: str) -> bool:
-    return status == UNREADABLE or (status in set(RunStatus) and RunStatus(status).terminal)
 
 
 def _hint(content: Mapping[str, JsonValue]) -> str:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from hermes_rl_mcp import __version__, paths
 from hermes_rl_mcp.cli import config
+from hermes_rl_mcp.runs.device import cpu_count, free_disk_bytes, free_memory_bytes
 
 Verdict = Literal["ok", "note", "fail"]
 GIB = 1024**3
@@ -110,8 +107,7 @@ def _torch(environ: Mapping[str, str]) -> Iterator[Check]:
         found = ", ".join(f"{name} {memory / GIB:.0f} GiB" for name, memory in answer["gpus"])
         yield Check("device", "ok", found)
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Check("device", "ok", f"CPU, {cores} cores; no GPU seen")
+    yield Check("device", "ok", f"CPU, {cpu_count()} cores; no GPU seen")
 
 
 def _optional_packages() -> Iterator[Check]:
@@ -123,7 +119,7 @@ def _optional_packages() -> Iterator[Check]:
 
 
 def _memory() -> Check:
-    free = psutil.virtual_memory().available / GIB
+    free = free_memory_bytes() / GIB
     if free < LOW_MEMORY_GIB:
         return Check("memory", "note", f"{free:.1f} GiB free", "Close other programs, or train the tiny model only.")
     return Check("memory", "ok", f"{free:.1f} GiB free")
@@ -155,7 +151,7 @@ def _nearest(folder: Path) -> Path:
 
 
 def _disk(root: Path) -> Check:
-    free = shutil.disk_usage(_nearest(root)).free / GIB
+    free = free_disk_bytes(root) / GIB
     if free < MIN_DISK_GIB:
         return Check(
             "disk", "fail", f"{free:.1f} GiB free", f"Free some space, or set HERMES_HOME elsewhere than {root}."

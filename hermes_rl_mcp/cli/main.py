@@ -182,10 +182,11 @@ def runs_show(run_id: RunId, as_json: JsonFlag = False) -> None:
 def runs_stop(run_id: RunId, wait: Annotated[bool, typer.Option(help="Wait until it has ended.")] = True) -> None:
     """Stop one run: environment, trainer (which writes a checkpoint), rollout API."""
     from hermes_rl_mcp.cli import runs
+    from hermes_rl_mcp.contracts.runs import has_ended
 
     status = runs.stop(runs.context(os.environ), run_id, wait=wait)
     typer.echo(f"Run {run_id} is {status}.")
-    raise typer.Exit(0 if runs.ended(status) or not wait else 1)
+    raise typer.Exit(0 if has_ended(status) or not wait else 1)
 
 
 @runs_app.command("logs")
@@ -197,6 +198,7 @@ def runs_logs(
 ) -> None:
     """Print the logs of a run's processes."""
     from hermes_rl_mcp.cli import logs, runs
+    from hermes_rl_mcp.contracts.runs import has_ended
 
     at = runs.context(os.environ)
     runs.shown(at, run_id)  # an unknown run is an error, not an empty log
@@ -205,7 +207,7 @@ def runs_logs(
     for line in logs.lines(files, tail):
         typer.echo(line)
     if follow:
-        for line in logs.follow(files, lambda: runs.ended(runs.shown(at, run_id)[0].status)):
+        for line in logs.follow(files, lambda: has_ended(runs.shown(at, run_id)[0].status)):
             typer.echo(line)
 
 

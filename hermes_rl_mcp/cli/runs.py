@@ -19,7 +19,7 @@ from rich.text import Text
 from hermes_rl_mcp.cli import curve
 from hermes_rl_mcp.cli.text import duration, number, printable
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults, ListEnvironments, ListRuns
-from hermes_rl_mcp.contracts.runs import UNREADABLE, RunStatus
+from hermes_rl_mcp.contracts.runs import UNREADABLE, has_ended
 from hermes_rl_mcp.operations import environments, status, training
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.reading import RunReader
@@ -58,7 +58,7 @@ def stop(at: Context, run_id: str, *, wait: bool) -> str:
         answer = await training.stop_training(at, run_id)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         found = answer.status
-        while wait and not ended(found) and time.monotonic() < deadline:
+        while wait and not has_ended(found) and time.monotonic() < deadline:
             await anyio.sleep(POLL_S)
             found = (await RunReader.open(at, run_id)).record.status.value
         return found
@@ -68,10 +68,6 @@ def stop(at: Context, run_id: str, *, wait: bool) -> str:
 
 def catalog(at: Context) -> ListEnvironments:
     return anyio.run(environments.list_environments, at)
-
-
-def ended(name: str) -> bool:
-    return name == UNREADABLE or (name in set(RunStatus) and RunStatus(name).terminal)
 
 
 def print_list(console: Console, runs: ListRuns) -> None:

@@ -47,6 +47,11 @@ UNREADABLE = "unreadable"
 """Label a reader gives to a run directory whose record cannot be read; never written."""
 
 
+def has_ended(status: str) -> bool:
+    """Whether nothing more will come of a run that is shown with this status."""
+    return status == UNREADABLE or (status in set(RunStatus) and RunStatus(status).terminal)
+
+
 class Identity(BaseModel):
     """Names one process for good: pids are reused, this triple is not."""
 
