@@ -11,7 +11,7 @@ Knobs per role (all optional):
   ignore_term             SIGTERM does nothing
   term_exit CODE          exit code on SIGTERM (default: trainer 143, others 0)
   grandchild "group"|"session"   start a sleeping process in our group, or in a session of its own
-  say TEXT                print before anything else
+  say TEXT                print before anything else; {prefix} stands for the run's path prefix
   spew_bytes N            print that much without a newline
   report {...}            ChildReport fields written before exit
   hang_after_report       do not exit after the completion record
@@ -120,7 +120,7 @@ class Child:
     def run(self) -> int:
         knobs = self.knobs
         if "say" in knobs:
-            sys.stdout.write(knobs["say"])
+            sys.stdout.write(knobs["say"].replace("{prefix}", self.config["run"]["path_prefix"]))
             sys.stdout.flush()
         if "spew_bytes" in knobs:
             sys.stdout.buffer.write(b"\xff" * knobs["spew_bytes"])

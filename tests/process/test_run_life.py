@@ -19,7 +19,11 @@ from process_rig import HOLD, Rig, until
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.errors import PreflightError
+from hermes_rl_mcp.operations import training
+from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.settings import load_settings
 from hermes_rl_mcp.runs import launch
+from hermes_rl_mcp.runs.preflight import preflight
 
 pytestmark = pytest.mark.anyio
 
@@ -284,10 +288,29 @@ async def test_a_flood_of_undecodable_output_neither_blocks_the_run_nor_its_log_
     assert time.monotonic() - began < 3 and len(tail) <= 1000 and "\ufffd" in tail
 
 
+async def test_an_address_in_a_childs_last_words_is_shown_without_the_secret_prefix(rig: Rig) -> None:
+    run_id = await rig.start({**HOLD, "env": {"die_after_ready": 7, "say": "no answer from http://h:1/{prefix}/x\n"}})
+    record = await rig.end(run_id)
+    prefix = yaml.safe_load(rig.paths(run_id).config.read_text())["run"]["path_prefix"]
+    assert "no answer from http://h:1/***/x" in (record.error or "")
+    assert prefix not in rig.paths(run_id).record.read_text()
+
+
+async def test_a_run_that_is_being_made_is_not_closed_by_a_reader(rig: Rig) -> None:
+    home, request = rig.home, rig.request()
+    preflight(home, request)
+    _, lock = launch._create(home, request)
+    assert rig.store.get(request.run_id).status is RunStatus.QUEUED
+    lock.release()
+    assert rig.store.get(request.run_id).status is RunStatus.INTERRUPTED, "its launcher is gone"
+
+
 async def test_same_idempotency_key_is_the_same_run(rig: Rig) -> None:
     first = await rig.start(HOLD, rig.request(idempotency_key="once"))
     again = await rig.start(HOLD, rig.request(idempotency_key="once"))
-    assert again == first and len(rig.store.list()) == 1
+    operations = Context(load_settings(rig.environ))
+    as_tool = await training.start_training(operations, "once")  # although nothing is selected
+    assert as_tool.run_id == again == first and len(rig.store.list()) == 1
     await launch.stop(rig.home, first, "test")
     await rig.end(first)
 

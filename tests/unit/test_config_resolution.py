@@ -152,6 +152,16 @@ def test_text_becomes_the_number_it_means_and_nonsense_is_refused() -> None:
             coerce_library_value(TrainerConfig, name, value)
 
 
+def test_a_locked_secret_is_not_told_to_who_tries_to_change_it() -> None:
+    locked = LOCAL.model_copy(update={"locked": {"judge_api_key": "hunter22"}})
+    with pytest.raises(LockedFieldError) as caught:
+        local(profile=locked, judge_api_key="").editable("judge_api_key")
+    assert caught.value.details == {"locked_value": "***"}
+    with pytest.raises(LockedFieldError) as caught:
+        local().editable("api_key")
+    assert caught.value.details == {"locked_value": "set at start"}
+
+
 def request(resolution: Resolution) -> dict[str, object]:
     info = EnvironmentInfo(name="e", class_name="E", file_path="/e.py", description="", stem="e")
     identity = RunIdentity("0123abcd", "2026-01-01T00:00:00+00:00", "0" * 64, "cpu")
@@ -170,6 +180,12 @@ def test_the_request_loads_builtin_models_from_the_home_and_the_tokenizer_follow
     assert env["wandb_name"] == "e-0123abcd"
     assert "rollout_server_url" not in env  # the launcher's
     assert "data_dir" not in env  # unset
+
+
+def test_a_wandb_name_that_the_operator_unlocked_counts() -> None:
+    managed = {name: text for name, text in LOCAL.managed.items() if name != "wandb_name"}
+    env = request(local({"wandb_name": "mine"}, LOCAL.model_copy(update={"managed": managed})))["env"]
+    assert isinstance(env, dict) and env["wandb_name"] == "mine"
 
 
 def test_profile_hermes_keeps_the_original_values() -> None:

@@ -14,7 +14,7 @@ from hermes_rl_mcp.contracts.runs import ChildReport, RunRequest
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import outcome
-from hermes_rl_mcp.runs.device import cpu_count, detect_device, free_disk_bytes
+from hermes_rl_mcp.runs.device import chosen_device, cpu_count, detect_device, free_disk_bytes
 from hermes_rl_mcp.runs.files import create_once, trim_log
 from hermes_rl_mcp.runs.preflight import checkpoint_bytes, preflight
 from hermes_rl_mcp.runs.runconfig import make_config
@@ -182,3 +182,10 @@ def test_only_the_checkpoints_that_are_kept_need_room(tmp_path: Path) -> None:
     trainer = TrainerConfig(lora_rank=1, save_checkpoint_interval=1, keep_checkpoints=2)
     env = {"total_steps": 1_000_000_000, "group_size": 2, "batch_size": 4, "max_token_length": 8}
     preflight(Home(tmp_path / "home"), request(tmp_path, base_model="builtin:tiny", trainer=trainer, env=env))
+
+
+def test_a_run_takes_the_device_it_was_told_and_a_gpu_that_is_not_there_is_refused() -> None:
+    assert chosen_device("auto", "cuda") == chosen_device("cuda", "cuda") == "cuda"
+    assert chosen_device("cpu", "cuda") == chosen_device("auto", "cpu") == "cpu"
+    with pytest.raises(PreflightError, match="device = 'cuda'"):
+        chosen_device("cuda", "cpu")

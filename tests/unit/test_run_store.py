@@ -56,6 +56,14 @@ def test_an_unknown_run_names_the_active_ones(home: Home, run_id: str) -> None:
     lock.release()
 
 
+def test_a_run_that_cannot_be_closed_is_shown_as_it_is_and_hides_no_other(home: Home) -> None:
+    add(home, "0000000a")
+    add(home, "0000000b", RunStatus.RUNNING)
+    home.run("0000000b").supervisor_lock.symlink_to("itself")
+    shown = {run.run_id: run.status for run in RunStore(home).list() if isinstance(run, RunRecord)}
+    assert shown == {"0000000a": RunStatus.COMPLETED, "0000000b": RunStatus.RUNNING}
+
+
 def test_a_home_without_runs_has_none(home: Home) -> None:
     assert RunStore(home).list() == [] and RunStore(home).active() == []
 
