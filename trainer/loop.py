@@ -26,7 +26,7 @@ from trainer.progress import ProgressFile
 from trainer.rollout_client import Lease
 from trainer.rollout_log import rollout_lines
 
-_PREVIEW_TOKENS = 200
+_PREVIEW_TOKENS = 128
 _ENDS = 5
 """Steps at either end whose mean reward is compared."""
 
@@ -123,6 +123,7 @@ class Loop:
             self._save()
             raise
         finished = self._counters.step >= self._total_steps
+        self._recorders.progress.finishing(self._counters.step, "writing the last checkpoint")
         checkpoint = self._save()
         return Outcome(
             finished=finished,
@@ -218,6 +219,9 @@ class Loop:
         prompt = self._preview_prompt
         if not prompt or len(prompt) >= self._backend.context_length:
             return None
+        self._recorders.progress.finishing(
+            self._counters.step, "answering one prompt with the base and with the result"
+        )
         before = self._backend.greedy(prompt, self._preview_tokens, adapter=False)
         after = self._backend.greedy(prompt, self._preview_tokens, adapter=True)
         return Preview(

@@ -40,7 +40,13 @@ class ProgressFile:
         if now - self._began < QUIET_S or (phase == self._phase and now - self._written < QUIET_S):
             return
         self._phase, self._written = phase, now
-        text = f"step {step}: {phase}" + (f", {detail}" if detail else "")
+        self._write(step, f"step {step}: {phase}" + (f", {detail}" if detail else ""))
+
+    def finishing(self, last_step: int, text: str) -> None:
+        """After the last step, at once: what follows takes a large model some time."""
+        self._write(last_step + 1, text)
+
+    def _write(self, step: int, text: str) -> None:
         try:
             replace_text(self._path, StepProgress(step=step, text=text, time=utc_now()).model_dump_json() + "\n")
         except OSError as error:

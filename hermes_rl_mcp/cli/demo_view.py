@@ -146,5 +146,5 @@ def _note(status: CheckStatus) -> str:
     """Reward and time left; the first step's pace holds the environment's start and would promise hours."""
     known = status.eta_seconds is not None and (status.metrics.step or 0) > 1
     left = f"  {duration(status.eta_seconds or 0)} left" if known else ""
-    doing = f"  ({printable(status.detail, 80)})" if status.detail.startswith("step ") else ""
+    doing = f"  ({printable(status.detail, 80)})" if status.detail not in ("", "training") else ""
     return f"reward {number(status.metrics.reward_mean)}{left}{doing}"

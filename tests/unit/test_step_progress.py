@@ -58,3 +58,9 @@ def test_a_file_that_cannot_be_written_does_not_stop_training(tmp_path: Path, cl
     progress.say(1, "sampling")
     clock.now += 5
     progress.say(1, "sampling")
+
+
+def test_what_follows_the_last_step_is_told_at_once_and_is_newer_than_that_step(path: Path, clock: Clock) -> None:
+    ProgressFile(path, clock).finishing(4, "writing the last checkpoint")
+    assert StepProgress.model_validate_json(path.read_text()).step == 5
+    assert _text(path) == "writing the last checkpoint"
