@@ -22,10 +22,10 @@ from hermes_rl_mcp.contracts.records import TrainerSummary
 from hermes_rl_mcp.contracts.rollout_api import Registration
 from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError
+from hermes_rl_mcp.files import write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from trainer.backends.base import Backend
 from trainer.checkpoints import ADAPTER, Checkpoints, Counters, last_complete
-from trainer.files import replace_text
 from trainer.http_server import HttpServer, listener
 from trainer.loop import Loop, Outcome, Recorders
 from trainer.metrics import JsonLines, LastEvaluation, Metrics, utc_now
@@ -259,7 +259,7 @@ class _Trainer:
             finished_at=utc_now(),
             detail=summary.model_dump(mode="json"),
         )
-        replace_text(self._paths.report("trainer"), report.model_dump_json(indent=1) + "\n")
+        write_atomic(self._paths.report("trainer"), report.model_dump_json(indent=1) + "\n")
 
 
 def _without_address(env: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -276,7 +276,7 @@ def _keep_steps_up_to(path: Path, last: int) -> None:
         with suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= last:
                 kept.append(line + "\n")
-    replace_text(path, "".join(kept))
+    write_atomic(path, "".join(kept))
 
 
 def _report_failure(paths: RunPaths, error: str, hint: str) -> None:
@@ -285,7 +285,7 @@ def _report_failure(paths: RunPaths, error: str, hint: str) -> None:
         process="trainer", status="failed", step=step, error=error, hint=hint or None, finished_at=utc_now()
     )
     try:
-        replace_text(paths.report("trainer"), report.model_dump_json(indent=1) + "\n")
+        write_atomic(paths.report("trainer"), report.model_dump_json(indent=1) + "\n")
     except OSError as problem:
         _log.error("the report could not be written: %s", problem)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hermes_rl_mcp.contracts.records import StepProgress
-from trainer.files import replace_text
+from hermes_rl_mcp.files import write_atomic
 from trainer.metrics import utc_now
 
 QUIET_S = 2.0
@@ -48,6 +48,6 @@ class ProgressFile:
 
     def _write(self, step: int, text: str) -> None:
         try:
-            replace_text(self._path, StepProgress(step=step, text=text, time=utc_now()).model_dump_json() + "\n")
+            write_atomic(self._path, StepProgress(step=step, text=text, time=utc_now()).model_dump_json() + "\n")
         except OSError as error:
             _log.warning("cannot write %s: %s", self._path, error)

@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import json
 import logging
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.sampling import SamplingClient
 from hermes_rl_mcp.envs.tokenizer import load_tokenizer
 from hermes_rl_mcp.envs.trajectory import Completion, Message, ScoredDataGroup, ScoredDataItem, Trajectory, group_of
+from hermes_rl_mcp.files import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -140,10 +140,7 @@ class BaseEnv:
         if data is None or self.checkpoint_dir is None:
             return
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
-        target = self.checkpoint_dir / f"step-{step}.json"
-        partial = target.with_suffix(".tmp")
-        partial.write_text(json.dumps(data), encoding="utf-8")
-        os.replace(partial, target)
+        write_atomic(self.checkpoint_dir / f"step-{step}.json", json.dumps(data))
 
     def load_checkpoint(self) -> None:
         """Called when training resumes at ``curr_step``: sets an attribute for every key of the last state saved by

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hermes_rl_mcp.envs.base import BaseEnv, EvalReport
+from hermes_rl_mcp.files import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +46,9 @@ def _write(env: BaseEnv, report: EvalReport, folder: Path, seconds: float) -> No
         },
         "results": {f"atropos|{env.env_name()}|0": metrics, "all": metrics},
     }
-    _replace(folder / "metrics.json", json.dumps(document, indent=2, ensure_ascii=False))
+    write_atomic(folder / "metrics.json", json.dumps(document, indent=2, ensure_ascii=False))
     lines = [json.dumps(sample, ensure_ascii=False, default=str) for sample in report.samples]
-    _replace(folder / "samples.jsonl", "".join(f"{line}\n" for line in lines))
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_suffix(".tmp")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_atomic(folder / "samples.jsonl", "".join(f"{line}\n" for line in lines))
 
 
 def table(metrics: Mapping[str, float]) -> str:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
 from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.files import now, write_atomic
 from hermes_rl_mcp.paths import RunPaths
 
 log = logging.getLogger(__name__)
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class MetricLines:
@@ -44,10 +39,7 @@ def write_failure(run_dir: Path, error: BaseException) -> None:
     if isinstance(error, HermesRLError):
         message, hint = error.message, error.hint
     report = ChildReport(process="env", status="failed", error=message, hint=hint or None, finished_at=now())
-    target = RunPaths(run_dir).report("env")
-    partial = target.with_suffix(".tmp")
-    partial.write_text(report.model_dump_json(indent=1), encoding="utf-8")
-    os.replace(partial, target)
+    write_atomic(RunPaths(run_dir).report("env"), report.model_dump_json(indent=1) + "\n")
 
 
 def _finite(value: float) -> float | None:

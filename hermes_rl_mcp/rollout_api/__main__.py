@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
+from hermes_rl_mcp.files import now, write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.rollout_api.app import create_app
 from hermes_rl_mcp.rollout_api.journal import Journal
@@ -90,15 +90,12 @@ def _report(paths: RunPaths, error: HermesRLError) -> None:
         status="failed",
         error=error.message,
         hint=error.hint or None,
-        finished_at=datetime.datetime.now(datetime.UTC).isoformat(),
+        finished_at=now(),
     )
-    target = paths.report("api")
-    fresh = target.with_suffix(".new")
     try:
-        fresh.write_text(report.model_dump_json())
-        os.replace(fresh, target)
+        write_atomic(paths.report("api"), report.model_dump_json(indent=1) + "\n")
     except OSError as problem:
-        log.error("The report %s cannot be written: %s", target, problem)
+        log.error("The report cannot be written: %s", problem)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ import yaml
 from rollout_rig import RolloutServer, group, running
 
 from hermes_rl_mcp.contracts.config import Ports, RunConfig, RunSection, ServerEntry, TrainerConfig
+from hermes_rl_mcp.contracts.runs import ChildReport
 
 PREFIX = "s3cr3t-part"
 
@@ -140,7 +141,8 @@ def test_an_unreadable_config_is_reported_and_left_in_the_run_directory(tmp_path
     (tmp_path / "config.yaml").write_text("run: {}")
     result = run_api("--config", str(tmp_path / "config.yaml"), "--port", "0")
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert '"process":"api"' in (tmp_path / "report_api.json").read_text()
+    report = ChildReport.model_validate_json((tmp_path / "report_api.json").read_text())
+    assert (report.process, report.status) == ("api", "failed") and "config.yaml" in (report.error or "")
 
 
 def test_an_interrupt_ends_it_with_status_0(tmp_path: Path) -> None:
