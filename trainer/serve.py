@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import secrets
-import signal
 import sys
-import threading
 from pathlib import Path
 
 from hermes_rl_mcp import lifeline
@@ -18,19 +16,20 @@ from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.paths import Home
 from trainer.process import prepare
+from trainer.stopping import StopSignal
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT (exit 0); 1 with a sentence on standard error if it cannot."""
+    """Serves until SIGTERM or SIGINT (exit 0; 143 at once while the model is still being fetched or loaded); 1 with a
+    sentence on standard error if it cannot."""
     options = _parse(arguments)
     environ = prepare()
     lifeline.watch(environ)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = StopSignal()
+    stop.install()
     try:
         _serve(options, Home.from_environ(environ), stop)
     except HermesRLError as error:
@@ -54,7 +53,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _serve(options: argparse.Namespace, home: Home, stop: threading.Event) -> None:
+def _serve(options: argparse.Namespace, home: Home, stop: StopSignal) -> None:
     from trainer.backends.local.backend import LocalBackend
     from trainer.http_server import HttpServer, listener
     from trainer.models.materialise import materialise
@@ -71,10 +70,11 @@ def _serve(options: argparse.Namespace, home: Home, stop: threading.Event) -> No
             device=options.device, torch_threads=options.torch_threads, sampler_max_rows=options.max_rows
         )
         backend = LocalBackend.load(folder, config, service.phase, adapter=options.adapter)
+        stop.gracefully()
         service.loaded(backend)
         service.ready("serving")
         _log.info("serving %s on port %d", options.model, server.port)
-        stop.wait()
+        stop.event.wait()
         backend.close()
     finally:
         server.stop()
