@@ -1,12 +1,15 @@
-"""Small files that are replaced as a whole, and the wall clock of records.
+"""Small files that are replaced as a whole, lines and ends of files that grow, and the wall clock of records.
 
-Invariant: a reader, also one after a power failure, finds the old text or the new one, never a part.
+Invariant: a reader, also one after a power failure, finds the old text or the new one, never a part. What is made here
+is its owner's alone (0600, folders 0700), whatever the umask.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,19 +19,86 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def make_private_dir(path: Path) -> None:
+    """Creates ``path`` and its missing parents."""
+    missing = [path, *path.parents]
+    for folder in reversed([folder for folder in missing if not folder.exists()]):
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_atomic(path: Path, text: str) -> None:
-    """Replaces ``path`` (0600). After a failure it is as it was and nothing is left beside it."""
+    """Replaces ``path``. After a failure it is as it was and nothing is left beside it."""
+    with _written_aside(path, text) as aside:
+        os.replace(aside, path)
+    _sync_folder(path.parent)
+
+
+def create_once(path: Path, text: str) -> bool:
+    """Writes ``path`` unless it exists. Returns whether this call made it."""
+    try:
+        with _written_aside(path, text) as aside:
+            os.link(aside, path)
+    except FileExistsError:
+        return False
+    _sync_folder(path.parent)
+    return True
+
+
+def append_line(path: Path, line: str) -> None:
+    """One whole line in one write, so that a reader by byte offset never sees two halves."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, line.encode() + b"\n")
+    finally:
+        os.close(fd)
+
+
+def read_tail(path: Path, max_bytes: int) -> str:
+    """The last ``max_bytes`` of a log as whole text: any bytes, any line endings; empty if there is no file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            data = file.read(max_bytes)
+    except FileNotFoundError:
+        return ""
+    lines = data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if size > max_bytes and len(lines) > 1:
+        lines = lines[1:]  # begins in the middle
+    return "\n".join(line for line in lines if line)
+
+
+def trim_log(path: Path, max_bytes: int, keep_bytes: int) -> bool:
+    """Cuts a log that outgrew ``max_bytes`` down to its last ``keep_bytes``, which go to ``<name>.1``.
+
+    Writers hold the file open for appending, so it is emptied in place; what they write in between is lost.
+    """
+    try:
+        if path.stat().st_size <= max_bytes:
+            return False
+        with path.open("rb") as file:
+            file.seek(-keep_bytes, os.SEEK_END)
+            kept = file.read(keep_bytes)
+        path.with_name(path.name + ".1").write_bytes(kept)
+        os.truncate(path, 0)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def _written_aside(path: Path, text: str) -> Iterator[Path]:
+    """A synced file beside ``path`` that holds ``text``; what is left of it goes after the block."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    aside = Path(name)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+        yield aside
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -27,6 +27,7 @@ from pydantic import JsonValue, ValidationError
 from hermes_rl_mcp import __version__, lifeline
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, EnvironmentSchema, ValidationReply
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, MissingExtraError
+from hermes_rl_mcp.files import make_private_dir, write_atomic
 from hermes_rl_mcp.paths import install_root
 from hermes_rl_mcp.redact import redact_text
 
@@ -78,8 +79,8 @@ class Describer:
         except ValidationError:
             log.info("the cached description %s is of another version; asking again", path.name)
         schema = EnvironmentSchema.model_validate(await self._run(info, None))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_atomically(path, schema.model_dump_json(indent=1))
+        make_private_dir(path.parent)
+        write_atomic(path, schema.model_dump_json(indent=1))
         return schema
 
     async def validate(self, info: EnvironmentInfo, values: Mapping[str, JsonValue]) -> ValidationReply:
@@ -184,10 +185,3 @@ def _failure(info: EnvironmentInfo, code: int, stderr: str) -> HermesRLError:
         hint="Repair the environment file, then call rl_select_environment again.",
         details={"file_path": info.file_path},
     )
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(name, path)

@@ -19,12 +19,12 @@ from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.results import TestInference
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, NotFoundError
+from hermes_rl_mcp.files import make_private_dir, write_atomic
 from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.environments import Selected, selected
 from hermes_rl_mcp.operations.inference_records import TEST_ID, TestPaths, TestRequest, TestState, initial_state
 from hermes_rl_mcp.runs.checks import check_model
-from hermes_rl_mcp.runs.files import make_private_dir, write_atomic
 from hermes_rl_mcp.runs.process import is_alive
 from hermes_rl_mcp.runs.request import BUILTIN, env_values, model_path
 

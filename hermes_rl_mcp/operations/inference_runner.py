@@ -29,6 +29,7 @@ from pydantic import JsonValue
 from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.runs import ProcessName
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint
+from hermes_rl_mcp.files import read_tail, write_atomic
 from hermes_rl_mcp.operations.inference_records import (
     TestPaths,
     TestRequest,
@@ -38,7 +39,6 @@ from hermes_rl_mcp.operations.inference_records import (
     with_groups,
 )
 from hermes_rl_mcp.redact import redact_text
-from hermes_rl_mcp.runs.files import read_tail, write_atomic
 from hermes_rl_mcp.runs.process import MARKER, ManagedProcess, ProcessSpec, identity_of
 
 log = logging.getLogger(__name__)

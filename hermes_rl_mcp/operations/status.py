@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.results import CheckStatus, StatusMetrics
 from hermes_rl_mcp.contracts.runs import RunRecord
+from hermes_rl_mcp.files import make_private_dir, write_atomic
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.training import logs
-from hermes_rl_mcp.runs.files import make_private_dir, write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, StopRequest
 from hermes_rl_mcp.errors import PreflightError
+from hermes_rl_mcp.files import create_once, make_private_dir, now, read_tail, write_atomic
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.redact import redact_text
 from hermes_rl_mcp.runs import locks
-from hermes_rl_mcp.runs.files import create_once, make_private_dir, now, read_tail, write_atomic
 from hermes_rl_mcp.runs.preflight import preflight
 from hermes_rl_mcp.runs.process import signal_process
 from hermes_rl_mcp.runs.reconcile import fail, waits_for_relaunch

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.rollout_api import StatusReply
 from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunStatus
+from hermes_rl_mcp.files import read_tail
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import redact_text
-from hermes_rl_mcp.runs.files import read_tail
 
 TITLES: dict[ProcessName, str] = {"api": "rollout API", "trainer": "trainer", "env": "environment"}
 _TAIL_BYTES = 16_384

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
+from hermes_rl_mcp.files import make_private_dir
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.device import free_disk_bytes
-from hermes_rl_mcp.runs.files import make_private_dir
 
 _TRAIN_PACKAGES = ("torch", "transformers", "peft", "safetensors")
 _BYTES_PER_PARAMETER = 12

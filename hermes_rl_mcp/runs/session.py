@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from hermes_rl_mcp.errors import HermesRLError, RevisionConflictError
+from hermes_rl_mcp.files import make_private_dir, write_atomic
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.files import make_private_dir, write_atomic
 from hermes_rl_mcp.runs.locks import holding
 
 SESSION_SCHEMA_VERSION = 1

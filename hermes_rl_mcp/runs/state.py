@@ -22,8 +22,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import SCHEMA_VERSION, Event, ProcessName, RunRecord, RunStatus
+from hermes_rl_mcp.files import append_line, now, write_atomic
 from hermes_rl_mcp.paths import RunPaths
-from hermes_rl_mcp.runs.files import append_line, now, write_atomic
 
 S = RunStatus
 _ENDS = {S.FAILED, S.INTERRUPTED}

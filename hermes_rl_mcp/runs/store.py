@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from hermes_rl_mcp.contracts.records import CheckpointMarker
 from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
+from hermes_rl_mcp.files import read_tail
 from hermes_rl_mcp.paths import RUN_ID, Home, RunPaths
 from hermes_rl_mcp.runs import outcome
-from hermes_rl_mcp.runs.files import read_tail
 from hermes_rl_mcp.runs.reconcile import reconcile
 from hermes_rl_mcp.runs.state import UnreadableRecordError, read_record
 

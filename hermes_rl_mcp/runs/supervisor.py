@@ -22,11 +22,11 @@ from anyio.abc import TaskStatus
 
 from hermes_rl_mcp.contracts.config import Ports, RunConfig
 from hermes_rl_mcp.contracts.runs import START_ORDER, STOP_ORDER, ProcessName, RunRequest, RunStatus, StopRequest
+from hermes_rl_mcp.files import create_once, now, trim_log, write_atomic
 from hermes_rl_mcp.paths import Home, claims_dir
 from hermes_rl_mcp.redact import redact_text
 from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.claims import Ticket, bind_loopback, take_ticket
-from hermes_rl_mcp.runs.files import create_once, now, trim_log, write_atomic
 from hermes_rl_mcp.runs.health import Health, NotReadyError, wait_ready
 from hermes_rl_mcp.runs.outcome import Verdict
 from hermes_rl_mcp.runs.process import ManagedProcess, end_all, identity_of, marked

@@ -13,8 +13,8 @@ from mcp_rig import Tools, environment_file, in_memory
 
 from hermes_rl_mcp.contracts.config import Ports, TrainerConfig
 from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
+from hermes_rl_mcp.files import now
 from hermes_rl_mcp.paths import Home, RunPaths
-from hermes_rl_mcp.runs.files import now
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.state import RunState
 

@@ -17,9 +17,9 @@ import pytest
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.runs import Event, RunRecord, RunRequest, RunStatus
+from hermes_rl_mcp.files import now
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.runs import launch
-from hermes_rl_mcp.runs.files import now
 from hermes_rl_mcp.runs.store import RunStore
 
 FAKE_CHILD = Path(__file__).with_name("fake_child.py")

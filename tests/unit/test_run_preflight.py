@@ -12,10 +12,10 @@ from hermes_rl_mcp.contracts.config import Ports, TrainerConfig
 from hermes_rl_mcp.contracts.rollout_api import StatusReply
 from hermes_rl_mcp.contracts.runs import ChildReport, RunRequest
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
+from hermes_rl_mcp.files import create_once, trim_log
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.device import chosen_device, cpu_count, detect_device, free_disk_bytes
-from hermes_rl_mcp.runs.files import create_once, trim_log
 from hermes_rl_mcp.runs.preflight import checkpoint_bytes, preflight
 from hermes_rl_mcp.runs.runconfig import make_config
 from hermes_rl_mcp.runs.specs import Handover, child_spec, supervisor_environ

@@ -14,11 +14,11 @@ import pytest
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
 from hermes_rl_mcp.errors import UnknownRunError
+from hermes_rl_mcp.files import append_line, now
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.settings import Flags, load_settings
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import locks
-from hermes_rl_mcp.runs.files import append_line, now
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.state import RunState
 
