@@ -68,14 +68,14 @@ class _ClientGoneError(Exception):
     """Nobody waits for the answer."""
 
 
-def create_app(service: Service, *, path_prefix: str = "", loopback_only: bool = True) -> ASGIApp:
+def create_app(service: Service, *, path_prefix: str = "", any_host: bool = False) -> ASGIApp:
     """The whole application behind its guard."""
     app = FastAPI(title="hermes-rl sampler", openapi_url=None)
     _add_error_answers(app, service)
     _add_information(app, service)
     _add_generate(app, service)
     _add_openai(app, service)
-    return Guard(app, path_prefix=path_prefix, loopback_only=loopback_only)
+    return Guard(app, path_prefix=path_prefix, any_host=any_host)
 
 
 def _add_error_answers(app: FastAPI, service: Service) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.loopback import is_loopback
 from hermes_rl_mcp.paths import Home
 from trainer.process import prepare
 from trainer.stopping import StopSignal
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ def _serve(options: argparse.Namespace, home: Home, stop: StopSignal) -> None:
     from trainer.service import SamplingService
 
     service = SamplingService(nonce=options.nonce or secrets.token_hex(8), model=options.model)
-    app = create_app(service, path_prefix=options.path_prefix, loopback_only=options.host in _LOOPBACK)
+    app = create_app(service, path_prefix=options.path_prefix, any_host=not is_loopback(options.host))
     server = HttpServer(app, listener(options.host, options.port, options.listen_fd))
     try:
         model_path = str(home.model_dir(options.model)) if options.model.startswith("builtin:") else options.model

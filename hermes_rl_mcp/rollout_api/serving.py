@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hermes_rl_mcp.errors import InvalidValueError, PreflightError
-from hermes_rl_mcp.rollout_api.guard import is_loopback
+from hermes_rl_mcp.loopback import is_loopback
 
 log = logging.getLogger(__name__)
 

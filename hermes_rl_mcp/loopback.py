@@ -1,0 +1,52 @@
+"""Who may talk to a loopback server at all: no web page, no rebound host name, nobody without the secret prefix.
+
+Invariant: a request that a browser made for a page, or that names a host other than this machine, gets no path.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BROWSER_HEADERS = ("origin", "sec-fetch-site")
+"""Browsers add them to what a page sends, and pages cannot take them away. Programs do not send them."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """HTTP status and a sentence."""
+
+    status: int
+    sentence: str
+
+
+def admitted_path(headers: Mapping[str, str], path: str, *, path_prefix: str, any_host: bool) -> str | Refusal:
+    """The path below the prefix (secret first component, or empty). ``any_host`` only if a person asked for it."""
+    if any(name in headers for name in BROWSER_HEADERS):
+        return Refusal(403, "Requests from web pages are refused.")
+    if not any_host and not is_loopback(headers.get("host", "")):
+        return Refusal(403, "The Host header does not name this machine's loopback address.")
+    if not path_prefix:
+        return path
+    first, _, rest = path[1:].partition("/")
+    if not secrets.compare_digest(first.encode(), path_prefix.encode()):
+        return Refusal(404, "There is nothing at this address.")
+    return f"/{rest}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a Host header or an address, with or without a port, means this machine."""
+    if host.startswith("["):
+        name = host[1:].partition("]")[0]
+    elif host.count(":") > 1:
+        name = host
+    else:
+        name = host.partition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
