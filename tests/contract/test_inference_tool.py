@@ -17,6 +17,8 @@ import psutil
 import pytest
 from mcp_rig import Tools, environment_file, in_memory
 
+from hermes_rl_mcp.operations.inference_records import TestPaths
+
 KEY = "a-key-that-nobody-should-see"
 
 
@@ -198,3 +200,10 @@ async def test_what_cannot_be_tested_is_refused_at_once(environ: dict[str, str])
     async with in_memory({**environ, **remote}) as call:
         assert "OPENAI_API_KEY" in (await call.error("rl_test_inference"))["error"]
     assert not (Path(environ["HERMES_HOME"]) / "logs/rl_training/inference_tests").exists()
+
+
+def test_files_of_models_with_dots_in_their_names_stay_apart(tmp_path: Path) -> None:
+    names = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.6B")
+    paths = [TestPaths(tmp_path).of_model("e", name, "sampler.log") for name in names]
+    assert len(set(paths)) == 3
+    assert paths[0].name == "test_e_Qwen_Qwen2.5-0.5B.sampler.log"
