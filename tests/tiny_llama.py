@@ -6,10 +6,11 @@ Weights are drawn wide enough that logits differ clearly between tokens.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<s>' + message['role'] + '\\n' + message['content'] + '</s>\\n' }}{% endfor %}"
@@ -17,10 +18,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tiny_llama(folder: Path, *, seed: int = 0, context_length: int = 256) -> Path:
-    """Save model and tokenizer into ``folder``; about 0.1 million parameters, grouped-query attention."""
+def build_tiny_llama(
+    folder: Path,
+    *,
+    seed: int = 0,
+    context_length: int = 256,
+    config_class: type[PreTrainedConfig] = LlamaConfig,
+    **fields: Any,
+) -> Path:
+    """Save model and tokenizer into ``folder``; about 0.1 million parameters, grouped-query attention. With another
+    ``config_class`` (and ``fields`` of it) a model of that family."""
     tokenizer = build_byte_tokenizer()
-    config = LlamaConfig(
+    config = config_class(
         vocab_size=len(tokenizer),
         hidden_size=48,
         intermediate_size=96,
@@ -33,10 +42,11 @@ def build_tiny_llama(folder: Path, *, seed: int = 0, context_length: int = 256) 
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=None,
+        **fields,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     return folder

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, serving, settings
+from transformers import Gemma2Config, MistralConfig, PreTrainedConfig
 
 from trainer.backends.base import Datum
 from trainer.backends.local.backend import LocalBackend
@@ -75,6 +78,25 @@ def test_sampler_and_trainer_agree_on_every_logprob(
     data = _sample(client, backend, temperature, top_p)
     assert sum(sum(datum.trainable_T) for datum in data) > 100
     assert _worst(model, data, share=share) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("config_class", "fields"), [(MistralConfig, {}), (Gemma2Config, {"head_dim": 12, "final_logit_softcapping": 5.0})]
+)
+def test_they_agree_on_models_with_a_sliding_window_too(
+    tmp_path: Path, config_class: type[PreTrainedConfig], fields: dict[str, Any]
+) -> None:
+    folder = build_tiny_llama(tmp_path, config_class=config_class, sliding_window=8, **fields)
+    model = load_model(folder, adapter_std=0.1)
+    assert not model.free_masks
+    backend = LocalBackend(model, settings())
+    try:
+        with serving(backend) as client:
+            data = _sample(client, backend, 1.0, 1.0)
+        assert max(len(datum.tokens_T) for datum in data) > 3 * 8
+        assert _worst(model, data, share=False) < 1e-4
+    finally:
+        backend.close()
 
 
 def test_a_wrong_temperature_would_be_seen(model: LoadedModel, backend: LocalBackend, client: httpx.Client) -> None:

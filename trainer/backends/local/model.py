@@ -102,14 +102,7 @@ def load(
     disable_progress_bar()  # a log file is no terminal
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    base = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        attn_implementation="sdpa",
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-    ).to(device)
+    base = _base(folder, dtype).to(device)
     progress("adding the adapter")
     if adapter is None:
         peft = _with_adapter(base, rank, alpha, seed)
@@ -134,6 +127,25 @@ def load(
         base_sha256=sha256,
         kv_bytes_per_token=2 * text.num_hidden_layers * heads * width * dtype.itemsize,
     )
+
+
+def _base(folder: Path, dtype: torch.dtype) -> Any:
+    def load_with(attention: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+
+    try:
+        return load_with("sdpa")
+    except ValueError as error:
+        if "attn_implementation" not in str(error):
+            raise
+        return load_with("eager")  # models that cap their attention scores have no other
 
 
 def _with_adapter(base: Any, rank: int, alpha: float, seed: int) -> Any:
