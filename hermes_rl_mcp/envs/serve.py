@@ -53,6 +53,8 @@ class Worker:
         self._total_steps = 0
         self._checkpoint_interval = 0
         self._paused_until = 0.0
+        self._dry = False
+        """The last question for an item found none."""
         self._sent_at_last_line = 0
         self._interval = Interval()
 
@@ -153,7 +155,11 @@ class Worker:
     async def _start_one(self) -> bool:
         item = self.backlog.popleft() if self.backlog else await self.env.get_next_item()
         if item is None:
+            if not self._dry:
+                log.info("get_next_item() has nothing at the moment; asking again until it has")
+            self._dry = True
             return False
+        self._dry = False
         self._tasks.add(asyncio.create_task(self._make(item)))
         return True
 
@@ -235,7 +241,11 @@ class Worker:
         metrics = {**self._interval.metrics(), **self.tally.metrics()}
         self._interval = Interval()
         self._sent_at_last_line = self.tally.sent
-        await self.env.wandb_log(metrics)
+        try:
+            await self.env.wandb_log(metrics)
+        except Exception as error:
+            # User code; a metric that cannot be made is no reason to stop training.
+            log.warning("wandb_log failed: %s: %s", type(error).__name__, error, exc_info=error)
 
     async def _evaluate(self, step: int) -> None:
         try:

@@ -198,6 +198,24 @@ def test_single_rollouts_are_gathered_and_a_failed_one_is_run_again(api: Api, st
         assert group["overrides"][0]["reward_parts"] == {"turns": 2.0}
 
 
+def test_a_failing_metrics_hook_and_a_dry_spell_do_not_end_it(api: Api, start: Start) -> None:
+    extra = """
+    async def wandb_log(self, metrics=None):
+        raise RuntimeError("no chart today")
+
+    async def get_next_item(self):
+        self.count += 1
+        return None if self.count in (3, 4, 5) else self.count
+"""
+    env = start(extra, min_items_sent_before_logging=0)
+    api.register_trainer(batch_size=BATCH)
+    for _ in range(3):
+        api.next_batch()
+    until(lambda: "RuntimeError: no chart today" in env.text)
+    assert env.text.count("nothing at the moment") == 1
+    assert env.process.poll() is None
+
+
 def failed(env: EnvProcess, folder: Path) -> ChildReport:
     until(lambda: env.process.poll() is not None, why=lambda: env.text)
     assert env.process.returncode == 1, env.text
