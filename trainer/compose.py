@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -180,6 +179,7 @@ class _Trainer:
                 preview_tokens=config.max_token_length,
                 stopping=self._stop.event.is_set,
                 start=start,
+                earlier_rewards=_rewards(self._paths.metrics) if start else (),
             )
             self._service.phase("registering with the rollout API")
             source.register(self._registration(start.step if start else 0))
@@ -279,6 +279,12 @@ def _keep_steps_up_to(path: Path, last: int) -> None:
     write_atomic(path, "".join(kept))
 
 
+def _rewards(metrics: Path) -> list[float]:
+    """Mean reward of every step on record."""
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
+    return [line["reward/mean"] for line in lines if line.get("reward/mean") is not None]
+
+
 def _report_failure(paths: RunPaths, error: str, hint: str) -> None:
     step = _last_step(paths.metrics)
     report = ChildReport(
@@ -300,4 +306,4 @@ def _hint_for(error: Exception) -> str:
     text = f"{type(error).__name__} {error}"
     if "OutOfMemory" in text or "can't allocate memory" in text or isinstance(error, MemoryError):
         return "Memory ran out: lower micro_batch_tokens, sampler_max_rows, the lengths or the model's size."
-    return f"See the trainer's log (process {os.getpid()})."
+    return "See the trainer's log (hermes-rl runs logs RUN_ID --process trainer)."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,11 +16,10 @@ from typing import Protocol
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.records import Preview
-from hermes_rl_mcp.errors import EndpointError
 from trainer.backends.base import Backend, NonFiniteError, StepAbandonedError, StepResult
 from trainer.batching import TrainingBatch, build_batch
 from trainer.checkpoints import Checkpoints, Counters
-from trainer.failures import TrainingFailedError
+from trainer.failures import CheckpointError, TrainingFailedError
 from trainer.metrics import JsonLines, LastEvaluation, Metrics, StepTimes, finite, step_metrics, utc_now
 from trainer.progress import ProgressFile
 from trainer.rollout_client import Lease
@@ -83,7 +82,9 @@ class Loop:
         stopping: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
         start: Counters | None = None,
+        earlier_rewards: Sequence[float] = (),
     ) -> None:
+        """``start`` and ``earlier_rewards`` (mean reward of each earlier step) are those of a resumed run."""
         self._config = config
         self._backend = backend
         self._source = source
@@ -94,7 +95,7 @@ class Loop:
         self._stopping = stopping
         self._clock = clock
         self._counters = start or Counters(step=0, optimizer_steps=0, policy_version=0, steps_without_signal=0)
-        self._rewards: list[float] = []
+        self._rewards = list(earlier_rewards)
         self._preview_prompt: list[int] | None = None
         self._truncated = self._missing = self._malformed = 0
         self._step_began = clock()
@@ -110,17 +111,19 @@ class Loop:
         self._recorders.progress.say(self._counters.step + 1, "sampling", f"{tokens} tokens so far")
 
     def run(self) -> Outcome:
-        """Until all steps are done or ``stopping``; however it ends, the last state is checkpointed.
+        """Until all steps are done or ``stopping``; however it ends, the last good state is checkpointed.
 
-        Raises TrainingFailedError, CheckpointError or EndpointError.
+        Raises TrainingFailedError, CheckpointError, EndpointError, or what the backend raised.
         """
         try:
             while self._counters.step < self._total_steps and not self._stopping():
                 lease = self._source.next_batch()
                 if lease is None or not self._take(lease):
                     break
-        except EndpointError:
-            self._save()
+        except (TrainingFailedError, CheckpointError):
+            raise  # saved already, or cannot be
+        except Exception as error:
+            self._rescue(error)
             raise
         finished = self._counters.step >= self._total_steps
         self._recorders.progress.finishing(self._counters.step, "writing the last checkpoint")
@@ -222,13 +225,24 @@ class Loop:
         self._recorders.progress.finishing(
             self._counters.step, "answering one prompt with the base and with the result"
         )
-        before = self._backend.greedy(prompt, self._preview_tokens, adapter=False)
-        after = self._backend.greedy(prompt, self._preview_tokens, adapter=True)
+        try:
+            before = self._backend.greedy(prompt, self._preview_tokens, adapter=False)
+            after = self._backend.greedy(prompt, self._preview_tokens, adapter=True)
+        except Exception:  # noqa: BLE001  a run that trained and saved everything does not fail for want of an example
+            _log.exception("no preview")
+            return None
         return Preview(
             prompt=self._backend.decode(prompt),
             before=self._backend.decode(before),
             after=self._backend.decode(after),
         )
+
+    def _rescue(self, error: Exception) -> None:
+        """A step that failed (out of memory, API gone) has not touched the weights: keep what was learned before it."""
+        try:
+            self._save()
+        except CheckpointError as second:
+            error.add_note(f"Besides: {second}")
 
     def _save(self) -> Path | None:
         return self._checkpoints.save(self._counters) if self._counters.step else None

@@ -146,5 +146,7 @@ class HealthReply(BaseModel):
     environments: int
     current_step: int
     queue_size: int
+    batches_out: int = 0
+    """Leased and not acknowledged: in training now."""
     groups_received: int
     groups_rejected: int

@@ -41,7 +41,7 @@ def env_status(rollouts: Rollouts, env_id: int) -> StatusEnvReply:
         self_queue_size=mine // own.group_size,
         max_group_size=largest,
         env_weight=_weight(own, list(live.values())),
-        batches_out=sum(batch.leased for batch in state.out.values()),
+        batches_out=rollouts.batches_out,
     )
 
 

@@ -381,6 +381,11 @@ class Rollouts:
     def status(self) -> StatusReply:
         return StatusReply(current_step=self.state.step, queue_size=len(self.state.queue))
 
+    @property
+    def batches_out(self) -> int:
+        """Leased and not acknowledged."""
+        return sum(batch.leased for batch in self.state.out.values())
+
     def health(self, nonce: str) -> HealthReply:
         return HealthReply(
             status="ok",
@@ -390,6 +395,7 @@ class Rollouts:
             environments=len(self.live()),
             current_step=self.state.step,
             queue_size=len(self.state.queue),
+            batches_out=self.batches_out,
             groups_received=self.state.received,
             groups_rejected=self.refused,
         )

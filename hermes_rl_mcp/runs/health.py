@@ -14,7 +14,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from hermes_rl_mcp.contracts.config import RunConfig
-from hermes_rl_mcp.contracts.rollout_api import HealthReply, StatusReply
+from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import ProcessName
 from hermes_rl_mcp.contracts.sampling_api import SamplingHealth
 
@@ -58,10 +58,10 @@ class Health:
             return await self._ask_trainer()
         return await (self._ask_api() if name == "api" else self._ask_env())
 
-    async def status(self) -> StatusReply | None:
+    async def rollouts(self) -> HealthReply | None:
         """The rollout API's own count; None if it does not answer."""
-        found = await self._get(f"{self._api}/status", StatusReply)
-        return found if isinstance(found, StatusReply) else None
+        found = await self._get(f"{self._api}/health", HealthReply)
+        return found if isinstance(found, HealthReply) and found.nonce == self._nonce else None
 
     async def _ask_api(self) -> Answer:
         found = await self._get(f"{self._api}/health", HealthReply)

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.config import RunConfig
-from hermes_rl_mcp.contracts.rollout_api import StatusReply
+from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunStatus
 from hermes_rl_mcp.files import read_tail
 from hermes_rl_mcp.paths import RunPaths
@@ -69,12 +69,12 @@ def steps_done(paths: RunPaths) -> int:
     return step if isinstance(step, int) else 0
 
 
-def covers_rest(status: StatusReply | None, config: RunConfig) -> bool:
+def covers_rest(rollouts: HealthReply | None, config: RunConfig) -> bool:
     """Whether the rollout API already holds all that the trainer still needs, so that the environment may go."""
-    if status is None:
+    if rollouts is None:
         return False
-    missing_sequences = (config.total_steps - status.current_step) * config.batch_size
-    return status.queue_size * config.group_size >= missing_sequences
+    missing_steps = config.total_steps - rollouts.current_step - rollouts.batches_out
+    return rollouts.queue_size * config.group_size >= missing_steps * config.batch_size
 
 
 def ended_early(paths: RunPaths, config: RunConfig) -> Verdict:

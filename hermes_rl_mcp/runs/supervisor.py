@@ -271,7 +271,7 @@ class Supervisor:
         if name == "env" and code == 0 and self._config and self._health:
             if self._env_may_go:
                 return None
-            if outcome.covers_rest(await self._health.status(), self._config):
+            if outcome.covers_rest(await self._health.rollouts(), self._config):
                 self._env_may_go = True
                 self._state.update(detail="the environment is done; training on what it sent")
                 return None

@@ -18,7 +18,7 @@ Knobs per role (all optional):
   no_report               exit 0 without the completion record
   hold_at N               trainer: stop at step N until ``RUN/go`` exists
   step_s S                trainer: time per step
-  queue_size N, current_step N   api: what /status says
+  queue_size N, current_step N   api: what /health says
   nonce TEXT              answer a wrong nonce
 """
 
@@ -57,7 +57,8 @@ class Child:
     def health(self) -> dict[str, Any]:
         nonce = self.knobs.get("nonce", self.config["run"]["nonce"])
         if self.role == "api":
-            counts = dict.fromkeys(("current_step", "queue_size", "groups_received", "groups_rejected"), 0)
+            counts = {"groups_received": 0, "groups_rejected": 0}
+            counts |= {name: self.knobs.get(name, 0) for name in ("current_step", "queue_size")}
             flags = {"trainer_registered": True, "trainer_started": True}
             return {"status": "ok", "nonce": nonce, "environments": self.environments, **flags, **counts}
         return {
@@ -74,8 +75,6 @@ class Child:
         prefix = f"/{self.config['run']['path_prefix']}"
         if path == f"{prefix}/health":
             return self.health()
-        if path == f"{prefix}/status" and self.role == "api":
-            return {name: self.knobs.get(name, 0) for name in ("current_step", "queue_size")}
         if path == f"{prefix}/register-env" and self.role == "api":
             self.environments += 1
             return {}

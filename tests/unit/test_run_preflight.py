@@ -9,7 +9,7 @@ import pytest
 from test_run_state import create
 
 from hermes_rl_mcp.contracts.config import Ports, TrainerConfig
-from hermes_rl_mcp.contracts.rollout_api import StatusReply
+from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import ChildReport, RunRequest
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
 from hermes_rl_mcp.files import create_once, trim_log
@@ -115,12 +115,27 @@ def test_children_get_exactly_what_they_are_allowed(tmp_path: Path) -> None:
     assert "AWS_SECRET_ACCESS_KEY" not in passed and "OPENAI_API_KEY" not in passed and passed["HF_TOKEN"] == "h"
 
 
-@pytest.mark.parametrize(("step", "groups", "enough"), [(0, 7, False), (0, 8, True), (3, 2, True), (3, 1, False)])
-def test_the_queue_covers_the_rest_when_it_holds_all_missing_sequences(
-    tmp_path: Path, step: int, groups: int, enough: bool
+@pytest.mark.parametrize(
+    ("step", "out", "groups", "enough"),
+    [(0, 0, 7, False), (0, 0, 8, True), (3, 0, 2, True), (3, 0, 1, False), (3, 1, 0, True), (2, 1, 1, False)],
+)
+def test_the_queue_covers_the_rest_when_with_the_batch_in_training_nothing_is_missing(
+    tmp_path: Path, step: int, out: int, groups: int, enough: bool
 ) -> None:
     config = make_config(request(tmp_path), Ports(rollout_api=8000, trainer=8001))
-    assert outcome.covers_rest(StatusReply(current_step=step, queue_size=groups), config) is enough
+    rollouts = HealthReply(
+        status="ok",
+        nonce="n",
+        trainer_registered=True,
+        trainer_started=True,
+        environments=1,
+        current_step=step,
+        batches_out=out,
+        queue_size=groups,
+        groups_received=0,
+        groups_rejected=0,
+    )
+    assert outcome.covers_rest(rollouts, config) is enough
     assert not outcome.covers_rest(None, config)
 
 

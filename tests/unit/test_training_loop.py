@@ -165,6 +165,14 @@ def test_a_step_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(r
     assert rig.backend.policy_version == 2
 
 
+def test_a_step_that_breaks_leaves_the_steps_before_it_in_a_checkpoint(rig: Rig) -> None:
+    beyond_vocabulary = [_group([1.0, 0.0], tokens=[PROMPT + [10**6] * 3] * 2, masks=[[-100] * 3 + [10**6] * 3] * 2)]
+    with pytest.raises(IndexError):
+        rig.run([SIGNAL, beyond_vocabulary])
+    assert read_marker(rig.folder / "checkpoints" / "step_1") is not None
+    assert rig.source.acknowledged == ["1"]
+
+
 def test_checkpoints_come_by_interval_and_at_the_end(rig: Rig) -> None:
     outcome = rig.run([SIGNAL] * 5, save_checkpoint_interval=2)
     folder = rig.folder / "checkpoints"
