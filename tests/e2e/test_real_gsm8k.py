@@ -11,7 +11,8 @@ import pytest
 
 from hermes_rl_mcp.paths import bundled_environments
 
-TIMEOUT_S = 900
+TIMEOUT_S = 2700
+"""A bound against hanging, not a measure: a busy machine takes several times as long as a quiet one."""
 SAMPLE = bundled_environments() / "gsm8k_sample"
 
 
