@@ -79,8 +79,11 @@ class Describer:
         except ValidationError:
             log.info("the cached description %s is of another version; asking again", path.name)
         schema = EnvironmentSchema.model_validate(await self._run(info, None))
-        make_private_dir(path.parent)
-        write_atomic(path, schema.model_dump_json(indent=1))
+        try:
+            make_private_dir(path.parent)
+            write_atomic(path, schema.model_dump_json(indent=1))
+        except OSError as error:  # it is only a cache
+            log.warning("the description of %s could not be kept: %s", info.name, error)
         return schema
 
     async def validate(self, info: EnvironmentInfo, values: Mapping[str, JsonValue]) -> ValidationReply:
@@ -161,7 +164,7 @@ def _fingerprint(info: EnvironmentInfo) -> str:
             stat = other.stat()
         except OSError:
             continue  # a dangling link, or gone since the listing
-        digest.update(f"{other}:{stat.st_size}:{stat.st_mtime_ns}\0".encode())
+        digest.update(os.fsencode(f"{other}:{stat.st_size}:{stat.st_mtime_ns}\0"))
     return digest.hexdigest()[:32]
 
 

@@ -113,7 +113,12 @@ def _python_files(root: Path, problems: list[ScanProblem]) -> Iterator[Path]:
             if not name.endswith(".py") or name.startswith(("_", ".")):
                 continue
             path = Path(folder) / name
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            if not _is_text(str(path)):
+                shown = os.fsencode(path).decode(errors="backslashreplace")
+                problems.append(ScanProblem(file_path=shown, reason="its path is not valid UTF-8; rename it"))
+                continue
+            # realpath, because Path.resolve() raises for a link that leads to itself
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
                 reason = "a link that leads out of the folder; not followed"
                 problems.append(ScanProblem(file_path=str(path), reason=reason))
                 continue
@@ -144,9 +149,10 @@ def _classes_of(file: Path, root: Path) -> list[_Class]:
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except SyntaxError as error:
-        raise _Unreadable(f"not valid Python: {error.msg} (line {error.lineno})") from error
+        place = f" (line {error.lineno})" if error.lineno else ""
+        raise _Unreadable(f"not valid Python: {error.msg}{place}") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise _Unreadable(f"not valid Python: {error or type(error).__name__}") from error
+        raise _Unreadable(f"not valid Python: {str(error) or type(error).__name__}") from error
     module = ".".join(file.relative_to(root).with_suffix("").parts)
     imported = _imports(tree, module)
     doc = ast.get_docstring(tree) or ""
@@ -264,8 +270,8 @@ def _name_attribute(node: ast.ClassDef) -> str | None:
             and statement.target.id == "name"
         ):
             value = statement.value
-        if isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value:
-            return value.value
+        if isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.isprintable():
+            return value.value or None
     return None
 
 
@@ -276,8 +282,17 @@ def _info(item: _Class, name: str | None, base: Base, source: Source) -> Environ
         name=name or item.file.stem,
         class_name=item.node.name,
         file_path=str(item.file.absolute()),
-        description=first_line,
+        description=first_line if _is_text(first_line) else ascii(first_line),
         stem=item.file.stem,
         source=source,
         base=base,
     )
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be sent: a lone surrogate (an undecodable byte of a file name, an escape in a string) cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

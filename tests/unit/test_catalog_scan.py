@@ -157,3 +157,33 @@ def test_the_bundled_environments_are_found_without_problems() -> None:
     result = scan(bundled_environments(), [])
     assert {"arithmetic", "gsm8k"} <= {info.name for info in result.environments}
     assert result.problems == []
+
+
+def test_a_link_to_itself_and_a_name_that_is_no_text_hide_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, "good.py", "from hermes_rl_mcp.envs import BaseEnv\nclass Good(BaseEnv): name = 'good'\n")
+    (tmp_path / "self.py").symlink_to("self.py")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff.py")).write_text("")
+    found = scan(None, [tmp_path])
+    assert [info.name for info in found.environments] == ["good"]
+    reasons = {Path(problem.file_path).name: problem.reason for problem in found.problems}
+    assert reasons == {"self.py": "not a regular file", "odd\\xff.py": "its path is not valid UTF-8; rename it"}
+    found.model_dump_json()
+
+
+def test_names_and_descriptions_can_always_be_sent(tmp_path: Path) -> None:
+    source = """
+    from hermes_rl_mcp.envs import BaseEnv
+    class Odd(BaseEnv):
+        "half \\ud800 a pair"
+        name = "two\\nlines"
+    """
+    write(tmp_path, "odd.py", source)
+    assert only(tmp_path).name == "odd"
+    assert only(tmp_path).description == "'half \\ud800 a pair'"
+
+
+def test_an_empty_reason_of_the_parser_gets_a_name(tmp_path: Path) -> None:
+    write(tmp_path, "deep.py", "x = " + "-" * 100_000 + "1")
+    [problem] = scan(None, [tmp_path]).problems
+    assert problem.reason.startswith("not valid Python: ")
+    assert problem.reason != "not valid Python: "
