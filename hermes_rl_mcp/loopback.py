@@ -5,6 +5,7 @@ Invariant: a request that a browser made for a page, or that names a host other 
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import secrets
 from collections.abc import Mapping
@@ -50,3 +51,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def port_number(text: str) -> int:
+    """For argparse: a port, or 0 for a free one. Sockets answer a number out of range with an OverflowError."""
+    if text.isdecimal() and int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port; ports are numbers from 0 to 65535")

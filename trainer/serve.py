@@ -14,7 +14,7 @@ from pathlib import Path
 from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.errors import HermesRLError
-from hermes_rl_mcp.loopback import is_loopback
+from hermes_rl_mcp.loopback import is_loopback, port_number
 from hermes_rl_mcp.paths import Home
 from trainer.process import prepare
 from trainer.stopping import StopSignal
@@ -43,7 +43,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="builtin:tiny, builtin:smollm2-135m, a Hub id or a folder")
     parser.add_argument("--adapter", type=Path, default=None, help="PEFT adapter folder")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8001)
+    parser.add_argument("--port", type=port_number, default=8001)
     parser.add_argument("--listen-fd", type=int, default=None, help="descriptor of a bound socket to serve on")
     parser.add_argument("--nonce", default="", help="answered on /health")
     parser.add_argument("--path-prefix", default="", help="first path component of all addresses")

@@ -23,6 +23,7 @@ from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
 from hermes_rl_mcp.files import now, write_atomic
+from hermes_rl_mcp.loopback import port_number
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.rollout_api.app import create_app
 from hermes_rl_mcp.rollout_api.journal import Journal
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="run-api", description="Trajectory API: environments post scored groups, a trainer takes batches."
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=8000, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--allow-remote", action="store_true", help="permit a --host that others can reach")
     parser.add_argument("--listen-fd", type=int, metavar="N", help="use this inherited, bound socket instead")
     parser.add_argument("--config", type=Path, help="config.yaml of a run; its folder gets the journal")

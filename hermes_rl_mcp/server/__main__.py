@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hermes_rl_mcp import __version__
+from hermes_rl_mcp.loopback import port_number
 from hermes_rl_mcp.server.startup import quick_start
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     made.add_argument(
         "--host", default=environ.get("HERMES_RL_HOST", "127.0.0.1"), help="loopback only (HERMES_RL_HOST)"
     )
-    made.add_argument("--port", type=int, default=environ.get("HERMES_RL_PORT", "8765"), help="(HERMES_RL_PORT)")
+    made.add_argument(
+        "--port", type=port_number, default=environ.get("HERMES_RL_PORT", "8765"), help="(HERMES_RL_PORT)"
+    )
     return made
 
 
@@ -110,13 +113,20 @@ def _serve_stdio(server: HermesServer) -> NoReturn:
 async def _stdio(server: HermesServer) -> None:
     import asyncio
 
+    import anyio
     from mcp.server.stdio import stdio_server
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, _leave, signal.Signals(number).name)
-    async with stdio_server() as (reading, writing):
-        low = server._lowlevel_server  # the SDK's own run() gives no say over signals
-        await low.run(reading, writing, low.create_initialization_options())
+    low = server._lowlevel_server  # the SDK's own run() gives no say over signals
+    try:
+        async with stdio_server() as (reading, writing):
+            try:
+                await low.run(reading, writing, low.create_initialization_options())
+            except anyio.get_cancelled_exc_class():  # an answer could not be written, and stdin may stay open for ever
+                _leave("the client reads no answers any more")
+    except* OSError as errors:  # the client went while its last answer was under way
+        log.info("the last answer was not taken: %s", errors.exceptions[0])
 
 
 def _leave(why: str) -> NoReturn:

@@ -66,6 +66,27 @@ def test_a_stdio_server_leaves_with_code_0_when_it_is_signalled_or_its_client_go
         assert time.monotonic() - before < 2  # 1 s, and room for a busy machine
 
 
+@pytest.mark.parametrize("stdin_stays_open", [True, False])
+def test_a_stdio_server_whose_answers_nobody_reads_leaves_without_a_traceback(
+    environ: dict[str, str], stdin_stays_open: bool
+) -> None:
+    with started(environ) as process:
+        answering(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdout = None
+        process.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+        process.stdin.write(b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}\n')
+        process.stdin.flush()
+        if not stdin_stays_open:
+            process.stdin.close()
+            process.stdin = None
+        assert process.wait(timeout=10) == 0
+        assert b"Traceback" not in process.stderr.read()
+
+
 def test_version_and_bad_flags(environ: dict[str, str]) -> None:
     def run(*flags: str, **variables: str) -> tuple[int, str]:
         done = subprocess.run(
@@ -82,7 +103,8 @@ def test_version_and_bad_flags(environ: dict[str, str]) -> None:
     for flags, says in (
         (("--transport", "sse", "--host", "0.0.0.0"), "loopback only"),
         (("--transport", "websocket"), "invalid choice"),
-        (("--port", "x"), "invalid int"),
+        (("--port", "x"), "is no port"),
+        (("--port", "65536"), "is no port"),
         (("--profile", "nope"), "hermes, local"),
     ):
         code, output = run(*flags)
