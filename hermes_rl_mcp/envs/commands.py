@@ -27,7 +27,7 @@ from hermes_rl_mcp.envs.process import FORCED, Processor, check_total
 from hermes_rl_mcp.envs.reports import MetricLines, write_failure
 from hermes_rl_mcp.envs.rollout_client import RolloutClient
 from hermes_rl_mcp.envs.serve import Worker
-from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
+from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, InvalidValueError
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,17 @@ def main(arguments: Sequence[str], environment: type[BaseEnv] | None = None) -> 
         flags = parse_flags(words)
         chosen = environment or load_environment(spec or "")
         _COMMANDS[flags.command](chosen, flags, output)
+    except SystemExit as error:  # an order to stop ends with 0; everything else is an environment that left by itself
+        if error.code:
+            left = EnvironmentFileError(
+                f"The environment's own code ended its process: sys.exit({error.code!r}).",
+                hint="Raise an exception instead: it is reported with its message.",
+            )
+            log.error("%s", left, exc_info=error)
+            _report(run_dir, left)
+            sys.stderr.write(f"{type(left).__name__}: {left}\n")
+            raise SystemExit(1) from None
+        raise
     except HermesRLError as error:
         _report(run_dir, error)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")

@@ -35,7 +35,8 @@ class MetricLines:
 
 def write_failure(run_dir: Path, error: BaseException) -> None:
     """``report_env.json``, replaced atomically."""
-    message, hint = f"{type(error).__name__}: {error}", "The environment's log has the traceback."
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message, hint = f"The environment failed: {said}", "The environment's log has the traceback."
     if isinstance(error, HermesRLError):
         message, hint = error.message, error.hint
     report = ChildReport(process="env", status="failed", error=message, hint=hint or None, finished_at=now())

@@ -189,6 +189,7 @@ async def test_selecting_drops_edits_and_secrets_are_not_shown(environ: dict[str
         ("raise RuntimeError('no luck')\n", "RuntimeError: no luck"),
         ("import a_package_nobody_has\n", "a_package_nobody_has"),
         ("print('noise'); import os; os._exit(3)\n", "exit code 3"),
+        ("import sys; sys.exit(3)\n", "sys.exit(3)"),
     ],
 )
 async def test_an_environment_that_cannot_be_loaded_is_an_error_with_its_own_words(

@@ -233,6 +233,14 @@ def test_an_environment_that_only_fails_ends_and_quotes_the_first_error(tmp_path
     assert "ValueError: item 1 is broken" in (report.error or "")
 
 
+def test_an_environment_that_ends_its_own_process_is_reported_with_what_it_did(
+    tmp_path: Path, api: Api, start: Start
+) -> None:
+    api.register_trainer(batch_size=64)
+    report = failed(start("\n    def score_answer(self, item, completion):\n        raise SystemExit(3)\n"), tmp_path)
+    assert "sys.exit(3)" in (report.error or "")
+
+
 def test_groups_that_take_too_long_count_as_failed(tmp_path: Path, api: Api, sampler: Sampler, start: Start) -> None:
     sampler.delay_s = 60
     api.register_trainer(batch_size=64)
