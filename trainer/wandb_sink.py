@@ -54,7 +54,7 @@ class WandbSink:
             run = wandb.init(**settings, tags=["trainer"], save_code=False)
             while (item := self._queue.get()) is not None:
                 run.log(item[1], step=item[0])
-            run.finish(quiet=True)
+            run.finish()
         except Exception as error:  # noqa: BLE001  a sink must not end the run, whatever it raises
             _log.warning("W&B is off for the rest of this run: %s: %s", type(error).__name__, error)
             while item is not None:  # keep the queue empty, so that the trainer never finds it full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ class FakeRun:
             raise ConnectionError("the service is gone")
         self.logged.append((step, values))
 
-    def finish(self, quiet: bool) -> None:
+    def finish(self) -> None:
         if self.hang is not None:
             self.hang.wait(30)
         self.finished = True
@@ -87,3 +88,10 @@ def test_a_finish_that_hangs_is_left_behind(
     sink.finish()
     assert "did not finish" in caplog.text
     assert run.logged == [(1, {"reward/mean": 0.5})]
+
+
+@pytest.mark.parametrize("method", ["log", "finish"])
+def test_the_stand_in_takes_no_argument_that_the_real_package_does_not_take(method: str) -> None:
+    wandb = pytest.importorskip("wandb")
+    ours = set(inspect.signature(getattr(FakeRun, method)).parameters) - {"self", "values"}
+    assert ours <= set(inspect.signature(getattr(wandb.Run, method)).parameters)
