@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 from pydantic import JsonValue
@@ -19,7 +21,7 @@ from hermes_rl_mcp.contracts.results import (
     StopTraining,
 )
 from hermes_rl_mcp.contracts.runs import UNREADABLE, RunRecord, RunRequest
-from hermes_rl_mcp.errors import InvalidValueError, PreflightError
+from hermes_rl_mcp.errors import InvalidValueError, PreflightError, UnreadableRunError
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import Selected, selected
 from hermes_rl_mcp.operations.reading import RunReader
@@ -131,13 +133,13 @@ def _started(context: Context, request: RunRequest, record: RunRecord) -> StartT
 
 async def stop_training(context: Context, run_id: str) -> StopTraining:
     """rl_stop_training. Asks, and returns at once."""
-    reader = await RunReader.open(context, run_id)
-    before = reader.record
-    if before.status.terminal:
+    try:
+        before = (await RunReader.open(context, run_id)).record.status
+    except UnreadableRunError:  # a damaged record does not make a run unstoppable
+        before = None
+    if before is not None and before.terminal:
         return StopTraining(
-            message=f"Run '{run_id}' is not running (status: {before.status.value}).",
-            run_id=run_id,
-            status=before.status.value,
+            message=f"Run '{run_id}' is not running (status: {before.value}).", run_id=run_id, status=before.value
         )
     after = await launch.stop(context.home, run_id, "rl_stop_training")
     if after.status.terminal:
@@ -176,9 +178,19 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
         reward_last5=mean(rewards[-5:]),
         preview=summary.preview if summary else None,
         error=record.error,
-        hint=record.hint,
+        hint=record.hint or _untrained(lines),
         wandb_url=url,
         wandb_error=problem,
+    )
+
+
+def _untrained(lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """A run without signal ends like any other; its adapter must not be taken for a trained one."""
+    if not lines or lines[-1].get("policy/version") != 0:
+        return None
+    return (
+        "The model was never changed: in no step so far did answers of one group get different scores, so the adapter "
+        "does nothing. Try rl_test_inference, an easier task, a larger group_size or a longer max_token_length."
     )
 
 

@@ -22,7 +22,7 @@ from anyio import to_thread
 from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, StopRequest
-from hermes_rl_mcp.errors import PreflightError
+from hermes_rl_mcp.errors import PreflightError, UnreadableRunError
 from hermes_rl_mcp.files import create_once, make_private_dir, now, read_tail, write_atomic
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.redact import redact_text
@@ -68,14 +68,39 @@ async def stop(home: Home, run_id: str, reason: str) -> RunRecord:
     The request is on disk before anybody is woken, so it holds even if the supervisor is just starting a process.
     """
     store = RunStore(home)
-    record = await to_thread.run_sync(store.get, run_id)
+    request = StopRequest(reason=reason, requested_at=now()).model_dump_json()
+    try:
+        record = await to_thread.run_sync(store.get, run_id)
+    except UnreadableRunError:
+        if not locks.is_held(home.run(run_id).supervisor_lock):
+            raise
+        create_once(home.run(run_id).stop_request, request)  # its supervisor looks for it, and writes the record anew
+        return await _readable_again(store, run_id)
     if record.status.terminal:
         return record
     paths = home.run(run_id)
-    create_once(paths.stop_request, StopRequest(reason=reason, requested_at=now()).model_dump_json())
+    try:
+        create_once(paths.stop_request, request)
+    except OSError as error:  # a full disk must not make a run unstoppable: its supervisor takes the signal for one
+        if record.supervisor is None:
+            raise PreflightError(
+                f"The stop could not be asked for: {error.strerror}.", hint="Free some disk space, then stop it again."
+            ) from error
+        _log.warning("run %s: no stop request on disk: %s", run_id, error)
     if record.supervisor is not None:
         signal_process(record.supervisor, signal.SIGTERM)
     return await store.wait_change(run_id, record.revision, sys.maxsize, _STOP_ANSWER_S)
+
+
+async def _readable_again(store: RunStore, run_id: str) -> RunRecord:
+    deadline = time.monotonic() + _STOP_ANSWER_S
+    while True:
+        try:
+            return await to_thread.run_sync(store.get, run_id)
+        except UnreadableRunError:
+            if time.monotonic() >= deadline:
+                raise
+        await anyio.sleep(_POLL_S)
 
 
 async def relaunch_queued(home: Home, environ: Mapping[str, str], *, wait_s: float = 10.0) -> list[str]:

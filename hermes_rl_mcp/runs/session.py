@@ -86,7 +86,12 @@ class SessionStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        make_private_dir(self._path.parent)
+        try:
+            make_private_dir(self._path.parent)
+        except OSError as error:
+            raise HermesRLError(
+                f"{self._path.parent} cannot be created: {error.strerror}.", hint="Set HERMES_HOME to another folder."
+            ) from error
         try:
             with holding(self._path.with_suffix(".lock"), timeout_s=_LOCK_TIMEOUT_S):
                 yield

@@ -16,6 +16,7 @@ on disk before each write, so a record is never overwritten by somebody who has 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import Any
 
@@ -24,6 +25,8 @@ from pydantic import ValidationError
 from hermes_rl_mcp.contracts.runs import SCHEMA_VERSION, Event, ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.files import append_line, now, write_atomic
 from hermes_rl_mcp.paths import RunPaths
+
+_log = logging.getLogger(__name__)
 
 S = RunStatus
 _ENDS = {S.FAILED, S.INTERRUPTED}
@@ -142,7 +145,11 @@ class RunState:
         self._next_seq += 1
 
     def _check_revision(self) -> None:
-        on_disk = read_record(self._paths)
+        try:
+            on_disk = read_record(self._paths)
+        except UnreadableRecordError as error:  # it is ours alone, so whatever damaged it has nothing to say
+            _log.warning("run %s: %s; writing it anew", self._record.run_id, error)
+            return
         if on_disk.revision != self._record.revision:
             raise StateConflictError(
                 f"run {self._record.run_id}: revision {on_disk.revision} on disk, {self._record.revision} expected"

@@ -70,6 +70,7 @@ class Supervisor:
         self._config: RunConfig | None = None
         self._health: Health | None = None
         self._asked_to_end = anyio.Event()
+        self._signalled: StopRequest | None = None  # a stop that could not be put on disk
         self._completed_at: float | None = None  # monotonic time at which the completion record was seen
         self._env_may_go = False
         self._oom_kills_before = outcome.count_oom_kills()
@@ -90,7 +91,12 @@ class Supervisor:
             task_status.started()
             async for sig in signals:
                 reason = f"the supervisor received {signal.Signals(sig).name}"
-                create_once(self._paths.stop_request, StopRequest(reason=reason, requested_at=now()).model_dump_json())
+                request = StopRequest(reason=reason, requested_at=now())
+                try:
+                    create_once(self._paths.stop_request, request.model_dump_json())
+                except OSError:  # a full disk; the signal counts all the same
+                    _log.exception("the stop request could not be written")
+                    self._signalled = request
                 self._asked_to_end.set()
 
     async def _live(self) -> Verdict:
@@ -251,7 +257,7 @@ class Supervisor:
         try:
             text = self._paths.stop_request.read_bytes()
         except FileNotFoundError:
-            return None
+            return Verdict(RunStatus.STOPPED, self._signalled.reason) if self._signalled else None
         try:
             reason = StopRequest.model_validate_json(text).reason
         except ValueError:  # somebody's intent is clear even if the text is not

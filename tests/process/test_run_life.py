@@ -144,6 +144,15 @@ async def test_stop_while_starting_starts_nothing_more(rig: Rig) -> None:
     assert not rig.marked(run_id)
 
 
+async def test_a_run_whose_record_was_damaged_can_be_stopped_and_is_readable_again(rig: Rig) -> None:
+    run_id = await rig.start({"trainer": {"hold_at": 1}})
+    await rig.running(run_id)
+    rig.home.run(run_id).record.write_text("{garbage")
+    await launch.stop(rig.home, run_id, "test")
+    assert (await rig.end(run_id)).status is RunStatus.STOPPED
+    assert not rig.marked(run_id)
+
+
 async def test_stop_returns_at_once_and_kills_what_ignores_sigterm(rig: Rig) -> None:
     deaf = {"ignore_term": True}
     run_id = await rig.start({"api": deaf, "trainer": {"hold_at": 1, **deaf}, "env": deaf})

@@ -200,6 +200,14 @@ async def test_results_average_the_first_and_last_five_steps_and_thin_out_the_hi
 
 
 @pytest.mark.anyio
+async def test_results_say_when_no_step_changed_the_model(run: LiveRun) -> None:
+    run.step(1, **{"policy/version": 0})
+    assert "never changed" in ((await run.operations().get_results(RUN_ID)).hint or "")
+    run.step(2, **{"policy/version": 1})
+    assert (await run.operations().get_results(RUN_ID)).hint is None
+
+
+@pytest.mark.anyio
 async def test_a_run_that_cannot_be_read_is_listed_and_hides_no_other(run: LiveRun) -> None:
     broken = run.home.run("fedcba98")
     broken.dir.mkdir()
