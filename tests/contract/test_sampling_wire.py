@@ -311,6 +311,12 @@ def test_a_body_that_is_not_json_gets_a_400(client: httpx.Client) -> None:
     _sentence(client.post("/generate", content=b"{", headers={"Content-Type": "application/json"}), 400)
 
 
+def test_half_a_character_in_a_prompt_gets_a_400(client: httpx.Client) -> None:
+    body = b'{"prompt": "\\ud800", "max_tokens": 1}'
+    answer = client.post("/generate", content=body, headers={"Content-Type": "application/json"})
+    assert "Unicode" in _sentence(answer, 400)
+
+
 def test_a_chat_template_that_refuses_gets_a_400(client: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "tools": "no list"}
     _sentence(client.post("/v1/chat/completions", json=body), 400)

@@ -104,7 +104,10 @@ class LocalBackend:
         return self._engine.stats
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._model.tokenizer(text)["input_ids"]
+        try:
+            ids: list[int] = self._model.tokenizer(text)["input_ids"]
+        except TypeError as error:  # how fast tokenizers say that JSON's "\ud800" is half a character
+            raise InvalidValueError("The prompt is not valid Unicode text.", hint="Send whole characters.") from error
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
