@@ -82,7 +82,8 @@ class RunReader:
         """The trainer's final adapter, else that of the newest complete checkpoint; only if it is there."""
         summary = self.trainer_summary()
         named = [summary.adapter_path] if summary else []
-        for path in [*named, *reversed(checkpoints)]:
+        found = [str(Path(path, "adapter")) for path in reversed(checkpoints)]
+        for path in [*named, *found]:
             folder = Path(path)
             if (folder / "adapter_config.json").is_file() and (folder / "adapter_model.safetensors").is_file():
                 return str(folder)

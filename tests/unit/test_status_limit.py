@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
+from hermes_rl_mcp.contracts.records import CheckpointMarker
 from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
 from hermes_rl_mcp.errors import UnknownRunError
 from hermes_rl_mcp.files import append_line, now
@@ -197,6 +198,26 @@ async def test_results_average_the_first_and_last_five_steps_and_thin_out_the_hi
     assert results.reward_last5 == pytest.approx(2.8)
     assert results.final_metrics["step"] == 30
     assert (results.adapter_path, results.checkpoints, results.preview) == (None, [], None)
+
+
+@pytest.mark.anyio
+async def test_without_a_completion_record_the_newest_complete_checkpoint_gives_the_adapter(run: LiveRun) -> None:
+    for step in (1, 2):
+        adapter = run.paths.checkpoints / f"step_{step}" / "adapter"
+        adapter.mkdir(parents=True)
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            (adapter / name).write_text("{}")
+        marker = CheckpointMarker(
+            step=step,
+            policy_version=step,
+            base_model="builtin:tiny",
+            base_sha256="0" * 64,
+            lora_rank=4,
+            files={"adapter/adapter_config.json": "0" * 64},
+            created_at=now(),
+        )
+        (adapter.parent / "complete.json").write_text(marker.model_dump_json())
+    assert (await run.operations().get_results(RUN_ID)).adapter_path == str(adapter)
 
 
 @pytest.mark.anyio
