@@ -161,7 +161,11 @@ def test_a_policy_that_always_says_the_same_is_not_starved(api: RolloutServer) -
     assert api.client.get("/status").json()["queue_size"] >= 2
 
 
-@pytest.mark.parametrize("payload", [b"not gzip at all", gzip.compress(b"{}")[:-4], gzip.compress(b"x" * 99)[:20]])
+@pytest.mark.parametrize(
+    "payload",
+    [b"not gzip at all", gzip.compress(b"{}")[:-4], gzip.compress(b"x" * 99)[:20]],
+    ids=["no gzip", "without its end", "cut short"],
+)
 def test_broken_gzip_is_the_clients_fault(api: RolloutServer, payload: bytes) -> None:
     reply = api.client.post("/scored_data", content=payload, headers={"content-encoding": "gzip"})
     assert (reply.status_code, reply.text) == (400, "Invalid gzip payload")
