@@ -185,7 +185,7 @@ def _keys(file: Path, environ: Mapping[str, str]) -> Iterator[Check]:
 
 def _models(folder: Path) -> Check:
     found = []
-    for model in sorted(folder.iterdir()) if folder.is_dir() else []:
+    for model in sorted(folder.glob("*/")) if folder.is_dir() else []:
         size = sum(f.stat().st_size for f in model.rglob("*") if f.is_file())
         found.append(f"{model.name} ({size / 1e6:.0f} MB)")
     return Check("embedded models", "ok", ", ".join(found) if found else f"none unpacked yet in {folder}")

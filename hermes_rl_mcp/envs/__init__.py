@@ -2,6 +2,8 @@
 
 ::
 
+    import random
+
     class Shouting(BaseEnv):
         name = "shouting"
 
