@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,16 @@ def api(tmp_path: Path) -> Iterator[RolloutServer]:
         yield server
 
 
-def test_everything_is_there_again_after_a_kill(api: RolloutServer) -> None:
+def _wait_until_delivered(journal: Path, batches: int) -> None:
+    """A client has the answer a moment before the server has noted that it was written; killed in between, the server
+    rightly hands the batch out again."""
+    deadline = time.monotonic() + 20
+    while (noted := journal.read_bytes().count(b'"written"')) < batches:
+        assert time.monotonic() < deadline, f"{noted} of {batches} answers noted"
+        time.sleep(0.01)
+
+
+def test_everything_is_there_again_after_a_kill(api: RolloutServer, tmp_path: Path) -> None:
     trainer = api.register()
     env_id = api.register_env(group_size=4)
     gone = api.register_env(group_size=4)
@@ -48,6 +58,7 @@ def test_everything_is_there_again_after_a_kill(api: RolloutServer) -> None:
     assert api.post(group(21, size=1, env_id=env_id)) == {"status": "buffered", "buffer_size": 0}
     assert api.tags() == [6, 7]
     assert api.tags() == [8, 20, 21]
+    _wait_until_delivered(tmp_path / "journal.jsonl", batches=3)
     api.kill_and_restart()
     assert api.tags() is None and api.step() == 5
 
