@@ -59,6 +59,6 @@ $(VENV)/.installed-train: $(VENV)/.installed-torch pyproject.toml constraints.tx
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-train pyproject.toml constraints.txt
-	@echo "Installing hermes-rl-mcp[train,dev] ..."
-	@$(PIP) install -e '.[train,dev]' -c $(VENV)/constraints.txt
+	@echo "Installing hermes-rl-mcp[train,wandb,dev] ..."
+	@$(PIP) install -e '.[train,wandb,dev]' -c $(VENV)/constraints.txt
 	@touch $@
