@@ -13,6 +13,8 @@
     |  +- RevisionConflictError           somebody else changed the session in between
     +- MissingExtraError                  an optional dependency is not installed; says the command
     +- PreflightError                     the run could not start: disk, data folder, model, port
+    +- CeilingError                     the estimate of a run is beyond what the operator allows
+    +- ResumeError                      a run cannot be continued: no complete checkpoint, or one that does not fit
     +- UnreadableRunError               the record of a run is damaged or from a later version
     +- EnvironmentFileError               an environment file cannot be loaded; quotes its error
     +- EndpointError                      an HTTP peer of the run answered wrongly or not at all
@@ -131,6 +133,14 @@ class MissingExtraError(HermesRLError):
 
 class PreflightError(HermesRLError):
     """A check before the start of a run failed; nothing was started."""
+
+
+class CeilingError(PreflightError):
+    """The operator's ceiling of hours, disk or GPU memory is below the estimate; nothing was started."""
+
+
+class ResumeError(PreflightError):
+    """There is nothing to continue from, or it does not fit; nothing was started."""
 
 
 class UnreadableRunError(HermesRLError):

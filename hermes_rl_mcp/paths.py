@@ -138,6 +138,14 @@ class RunPaths:
         return self.dir / "env_metrics.jsonl"
 
     @property
+    def env_state(self) -> Path:  # environment
+        return self.dir / "env_state.json"
+
+    @property
+    def vitals(self) -> Path:  # supervisor
+        return self.dir / "vitals.json"
+
+    @property
     def journal(self) -> Path:  # rollout API
         return self.dir / "rollout_journal.jsonl"
 

@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
+from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ScanProblem
+from hermes_rl_mcp.contracts.estimates import Actual, Estimate
 from hermes_rl_mcp.contracts.records import Preview
 
 
@@ -94,6 +96,15 @@ class StartTraining(Result):
     env_file: str
     env_sha256: str
     """Hash of the environment file that will run."""
+    dry_run: bool = False
+    """True: nothing was started, and ``run_id`` is empty."""
+    estimate: Estimate | None = None
+    queue_position: int | None = None
+    """Runs ahead of this one on the device, when ``status`` is queued."""
+    resumed_from: str | None = None
+    resumed_step: int | None = None
+    warnings: list[str] = Field(default_factory=list)
+    """Nothing that prevents the run, but worth knowing before it goes on for hours."""
 
 
 class StatusMetrics(Result):
@@ -136,6 +147,13 @@ class CheckStatus(Result):
     message: str | None = None
     wandb_url: str | None = None
     wandb_error: str | None = None
+    stalled: bool = False
+    waiting: str = ""
+    """Which process waits for what."""
+    flags: list[Flag] = Field(default_factory=list)
+    """What is wrong with a run that still goes on, worst first. Quotes in it are untrusted text."""
+    resumed_from: str | None = None
+    resumed_step: int | None = None
 
 
 class StopTraining(Result):
@@ -177,6 +195,14 @@ class GetResults(Result):
     hint: str | None = None
     wandb_url: str | None = None
     wandb_error: str | None = None
+    estimate: Estimate | None = None
+    """What was said before the start."""
+    actual: Actual | None = None
+    """What it took, or took so far."""
+    resumed_from: str | None = None
+    resumed_step: int | None = None
+    flags: list[Flag] = Field(default_factory=list)
+    """Findings at the end, or now."""
 
 
 class RunSummary(Result):

@@ -108,6 +108,15 @@ class AcknowledgeRequest(BaseModel):
     """``POST /acknowledge``: the batch of this lease was trained and must not come again."""
 
     lease_id: str
+    retain: bool = False
+    """Keep the batch in the journal until ``POST /checkpointed`` covers its step: a run that is resumed from an earlier
+    checkpoint gets the very same batches again."""
+
+
+class CheckpointedRequest(BaseModel):
+    """``POST /checkpointed``, ours: batches up to this step are in a checkpoint and need not be kept."""
+
+    step: int
 
 
 class StatusReply(BaseModel):

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from hermes_rl_mcp.contracts.config import Ports, TrainerConfig
+from hermes_rl_mcp.contracts.estimates import Estimate
 
 SCHEMA_VERSION = 1
 """Of ``request.json`` and ``run.json``. A reader shows a record of a later version as ``unreadable``."""
@@ -113,6 +114,19 @@ class RunRecord(BaseModel):
     leftover_pids: list[int] = Field(default_factory=list)
     """Processes that could not be confirmed gone."""
     versions: dict[str, str] = Field(default_factory=dict)
+    stalled: bool = False
+    """Nothing has moved for ``Limits.stall_s``; see ``stalled_reason``. Taken back when something moves again."""
+    stalled_reason: str | None = None
+    """Which process waits for what, its last log line and the queue's depth."""
+    resumed_from: str | None = None
+    """Run whose checkpoint this one continues."""
+    resumed_step: int | None = None
+    startup_seconds: float | None = None
+    """From having the device to ``running``, monotonic."""
+    peak_memory_bytes: int | None = None
+    """Largest resident set of all processes of the run together that was seen."""
+    disk_bytes: int | None = None
+    """Run directory and logs, measured at the end."""
 
 
 class RunRequest(BaseModel):
@@ -139,6 +153,11 @@ class RunRequest(BaseModel):
     env: dict[str, JsonValue]
     trainer: TrainerConfig
     idempotency_key: str | None = None
+    resume_from: str | None = None
+    """Run that this one continues; its checkpoint of ``resume_step`` was copied into this run's directory."""
+    resume_step: int | None = None
+    estimate: Estimate | None = None
+    """What was said before the start."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
 
 

@@ -24,6 +24,10 @@ class SamplingHealth(BaseModel):
     model: str
     policy_version: int
     step: int
+    activity: int = 0
+    """Rises with every piece of work: decoding rounds, micro-batches trained, phases. Standing still = idle or hung."""
+    open_requests: int = 0
+    """Sampling requests that wait or are being decoded."""
 
 
 class SamplingParams(BaseModel):

@@ -15,6 +15,16 @@ class InferenceEndpoint(BaseModel):
     api_key_variable: str = "OPENAI_API_KEY"
 
 
+class OperatorLimits(BaseModel):
+    """Ceilings of one run's estimate, set by the person who starts the server. No tool can raise them; None = none."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    max_hours: float | None = Field(None, gt=0)
+    max_disk_gib: float | None = Field(None, gt=0)
+    max_gpu_memory_gib: float | None = Field(None, gt=0)
+
+
 class Settings(BaseModel):
     """The operator's side of the product; an agent can read parts of it and change none."""
 
@@ -28,5 +38,6 @@ class Settings(BaseModel):
     """With locks, unlocks and further models already applied."""
     env_dirs: list[str] = Field(default_factory=list)
     """Folders searched for environments beside the bundled ones."""
+    limits: OperatorLimits = Field(default_factory=OperatorLimits)
     inference: InferenceEndpoint | None = None
     """Endpoint for ``rl_test_inference``; None = the local model of the profile."""
