@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, cast
 
 from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
@@ -47,13 +48,21 @@ def defaults_of(environment: type[BaseEnv]) -> tuple[BaseEnvConfig, list[APIServ
     return config, list(servers) if isinstance(servers, list | tuple) else [servers]
 
 
+class _FromSource(SourceFileLoader):
+    """What is on disk now. Python's cache compares seconds and size, so it would run the text before a quick edit."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return cast(CodeType, self.source_to_code(self.get_data(path), path))
+
+
 def _import(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that a sibling cannot shadow a library
     name = path.stem
     if name in sys.modules or name in sys.stdlib_module_names:
         name = f"{name}_environment"  # a file called json.py must not become the json of everybody
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise EnvironmentFileError(f"{path} is not a Python file.", hint="Give FILE.py or FILE.py:ClassName.")
     module = importlib.util.module_from_spec(spec)
