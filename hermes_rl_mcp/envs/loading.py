@@ -11,7 +11,7 @@ import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
@@ -53,7 +53,7 @@ class _FromSource(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        return cast(CodeType, self.source_to_code(self.get_data(path), path))
+        return self.source_to_code(self.get_data(path), path)
 
 
 def _import(path: Path) -> ModuleType:

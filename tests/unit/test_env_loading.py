@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+
+import pytest
 
 from hermes_rl_mcp.envs.loading import load_environment
 
@@ -15,7 +18,10 @@ class Own(BaseEnv):
 """
 
 
-def test_an_edit_within_the_second_and_of_the_same_size_is_seen(tmp_path: Path) -> None:
+def test_an_edit_within_the_second_and_of_the_same_size_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # whatever the shell says
     path = tmp_path / "own_levels.py"
     seen = []
     for level in (1, 7):
