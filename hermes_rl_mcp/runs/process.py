@@ -46,8 +46,23 @@ def is_alive(identity: Identity) -> bool:
 
 
 def signal_process(identity: Identity, sig: signal.Signals) -> bool:
-    """Signals exactly this process; False, and nothing is sent, if it is gone or not ours to signal."""
-    return _send(identity, sig, os.kill)
+    """Signals exactly this process; False, and nothing is sent, if it is gone or not ours to signal.
+
+    Where the kernel has process descriptors, the check holds until the signal is sent: a descriptor never passes to
+    the next owner of the number.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return _send(identity, sig, os.kill)
+    if identity.pid <= 1:
+        return False
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except OSError:  # gone, or a kernel without
+        return _send(identity, sig, os.kill)
+    try:
+        return _send(identity, sig, lambda _, signum: signal.pidfd_send_signal(descriptor, signum))
+    finally:
+        os.close(descriptor)
 
 
 def signal_group(identity: Identity, sig: signal.Signals) -> bool:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from hermes_rl_mcp.contracts.runs import Identity
+from hermes_rl_mcp.runs import process
 from hermes_rl_mcp.runs.process import (
     MARKER,
     ManagedProcess,
@@ -155,3 +156,39 @@ async def test_stop_kills_what_ignores_sigterm_within_its_bounds(tmp_path: Path)
     assert await child.stop(term_s=0.2, kill_s=5)
     assert child.exit_code == -signal.SIGKILL and child.forced
     child.reap()
+
+
+def test_a_pid_that_passes_to_a_stranger_between_check_and_signal_is_not_signalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel is told to hand out the number again at the worst moment."""
+    last_pid = Path("/proc/sys/kernel/ns_last_pid")
+    ours = subprocess.Popen(["sleep", "60"])
+    identity = identity_of(ours.pid)
+    assert identity is not None
+    strangers: list[subprocess.Popen[bytes]] = []
+
+    def checked_and_then_reused(one: Identity) -> bool:
+        assert identity_of(one.pid) == one
+        ours.kill()
+        ours.wait()
+        try:
+            last_pid.write_text(str(one.pid - 1))
+        except OSError:
+            pytest.skip("only root may choose the next pid")
+        strangers.append(subprocess.Popen(["sleep", "60"]))
+        return True
+
+    monkeypatch.setattr(process, "may_signal", checked_and_then_reused)
+    try:
+        sent = signal_process(identity, signal.SIGTERM)
+        if strangers[0].pid != identity.pid:
+            pytest.skip("another process of this machine got the number first")
+        assert not sent
+        assert strangers[0].poll() is None
+    finally:
+        for stranger in strangers:
+            stranger.kill()
+            stranger.wait()
+        ours.kill()
+        ours.wait()
