@@ -18,6 +18,7 @@ Knobs per role (all optional):
   no_report               exit 0 without the completion record
   hold_at N               trainer: stop at step N until ``RUN/go`` exists
   step_s S                trainer: time per step
+  metrics [{...}, ...]    trainer: further values of each step's line; the last entry holds for all later steps
   queue_size N, current_step N   api: what /health says
   nonce TEXT              answer a wrong nonce
 """
@@ -172,6 +173,8 @@ class Child:
                 self.wait_for_go()
             time.sleep(self.knobs.get("step_s", 0.01))
             line = {"step": step, "time": datetime.now(UTC).isoformat(), "reward/mean": step / total}
+            if scripted := self.knobs.get("metrics"):
+                line |= scripted[min(step, len(scripted)) - 1]
             with (self.run_dir / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
         if self.knobs.get("no_report"):
