@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import anyio
 from anyio import to_thread
@@ -44,19 +45,29 @@ _STOP_ANSWER_S = 1.0
 """A live supervisor acknowledges a stop within a tick; if it does not, the answer need not wait for it."""
 _TAIL_BYTES = 4096
 
+Prepare = Callable[[RunPaths], None]
+"""Puts further files into a run directory that is still a draft. Whatever it raises, there is no run then."""
+
 
 def new_run_id() -> str:
     """8 hex characters."""
     return secrets.token_hex(4)
 
 
-async def start(home: Home, request: RunRequest, environ: Mapping[str, str], *, wait_s: float = 10.0) -> RunRecord:
+async def start(
+    home: Home,
+    request: RunRequest,
+    environ: Mapping[str, str],
+    *,
+    wait_s: float = 10.0,
+    prepare: Prepare | None = None,
+) -> RunRecord:
     """Starts a detached supervisor for ``request`` and returns once it has taken over, or after ``wait_s``.
 
     The same idempotency key gives the same run. Raises what ``preflight`` raises, and PreflightError with the end of
     its log if the supervisor died at once; the run is then on record as failed.
     """
-    paths, supervisor = await to_thread.run_sync(_begin, home, request, environ)
+    paths, supervisor = await to_thread.run_sync(_begin, home, request, environ, prepare)
     if supervisor is None:
         return await to_thread.run_sync(RunStore(home).get, paths.run_id)
     return await _taken_over(home, paths, supervisor, wait_s)
@@ -131,16 +142,22 @@ def run_with_key(home: Home, key: str) -> str | None:
     return None
 
 
-def _begin(home: Home, request: RunRequest, environ: Mapping[str, str]) -> tuple[RunPaths, threading.Thread | None]:
+def _begin(
+    home: Home, request: RunRequest, environ: Mapping[str, str], prepare: Prepare | None
+) -> tuple[RunPaths, threading.Thread | None]:
     """Makes the run and starts its supervisor; None if a run with the same key is there already."""
     preflight(home, request)
     try:
-        with locks.holding(home.runs / ".start.lock", timeout_s=_START_LOCK_TIMEOUT_S):
-            key = request.idempotency_key
-            if key is not None and (known := run_with_key(home, key)):
-                return home.run(known), None
-            paths, lock = _create(home, request)
-            return paths, _spawn(home, paths, lock, environ)
+        with _draft(home, request) as (draft, lock):
+            if prepare is not None:  # may copy gigabytes, so others can start their runs meanwhile
+                prepare(draft)
+            with locks.holding(home.runs / ".start.lock", timeout_s=_START_LOCK_TIMEOUT_S):
+                key = request.idempotency_key
+                if key is not None and (known := run_with_key(home, key)):
+                    lock.release()
+                    return home.run(known), None
+                paths = _publish(home, request, draft)
+        return paths, _spawn(home, paths, lock, environ)
     except TimeoutError as error:
         raise PreflightError(
             f"The run could not be started: {error}.",
@@ -148,27 +165,33 @@ def _begin(home: Home, request: RunRequest, environ: Mapping[str, str]) -> tuple
         ) from error
 
 
-def _create(home: Home, request: RunRequest) -> tuple[RunPaths, locks.HeldLock]:
-    """Makes the run directory with its request and first record, whole or not at all, and locked before it is seen:
-    a reader would close a run that nobody carries out."""
-    paths = home.run(request.run_id)
-    if paths.dir.exists():
+@contextmanager
+def _draft(home: Home, request: RunRequest) -> Iterator[tuple[RunPaths, locks.HeldLock]]:
+    """A run directory that nobody sees yet, locked before it is seen: a reader would close a run that nobody carries
+    out. Its lock also says that somebody is still at work on it."""
+    if home.run(request.run_id).dir.exists():
         raise PreflightError(f"Run {request.run_id} exists already.", hint="Start again: a new id will be drawn.")
     draft = RunPaths(home.runs / f".new-{request.run_id}" / request.run_id)
     try:
         make_private_dir(draft.dir)
-        write_atomic(draft.request, request.model_dump_json(indent=1))
-        RunState.create(draft, first_record(home, request), "created")
         lock = locks.take(draft.supervisor_lock)
         assert lock is not None  # the draft's name is ours alone
         try:
-            draft.dir.rename(paths.dir)
+            yield draft, lock
         except BaseException:
             lock.release()
             raise
     finally:
         shutil.rmtree(draft.dir.parent, ignore_errors=True)
-    return paths, lock
+
+
+def _publish(home: Home, request: RunRequest, draft: RunPaths) -> RunPaths:
+    """Completes the draft with its request and first record and gives it its place: whole or not at all."""
+    write_atomic(draft.request, request.model_dump_json(indent=1))
+    RunState.create(draft, first_record(home, request), "created")
+    paths = home.run(request.run_id)
+    draft.dir.rename(paths.dir)
+    return paths
 
 
 def _spawn(home: Home, paths: RunPaths, lock: locks.HeldLock, environ: Mapping[str, str]) -> threading.Thread:

@@ -36,6 +36,8 @@ def first_record(home: Home, request: RunRequest) -> RunRecord:
         processes={name: ProcessRecord(log=str(home.log(name, request.run_id))) for name in START_ORDER},
         device=request.device,
         versions={"hermes_rl_mcp": __version__},
+        resumed_from=request.resume_from,
+        resumed_step=request.resume_step,
     )
 
 

@@ -98,8 +98,9 @@ def child_spec(
     environ: Mapping[str, str],
     commands: Mapping[ProcessName, list[str]],
     handover: Handover,
+    resume: bool = False,
 ) -> ProcessSpec:
-    """How to start one child of the run that ``config`` describes."""
+    """How to start one child of the run that ``config`` describes. ``resume``: its directory holds a checkpoint."""
     config_path = str(RunPaths(run_dir).config)
     modules: dict[ProcessName, str] = {
         "api": "hermes_rl_mcp.rollout_api",
@@ -109,7 +110,10 @@ def child_spec(
     program = commands.get(name) or [sys.executable, "-P", "-m", modules[name]]
     arguments: dict[ProcessName, list[str]] = {
         "api": ["--config", config_path, "--listen-fd", str(handover.api_socket)],
-        "trainer": ["--config", config_path, "--listen-fd", str(handover.trainer_socket)],
+        "trainer": [
+            *("--config", config_path, "--listen-fd", str(handover.trainer_socket)),
+            *(["--resume"] if resume else []),
+        ],
         "env": [f"{config.run.env_file}:{config.run.env_class}", "serve", "--config", config_path],
     }
     descriptors: dict[ProcessName, tuple[int, ...]] = {

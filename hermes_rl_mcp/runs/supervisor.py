@@ -167,6 +167,7 @@ class Supervisor:
             environ=self._environ,
             commands=self._children.commands,
             handover=handover,
+            resume=self._request.resume_from is not None,
         )
         try:
             process = self._processes[name] = ManagedProcess.spawn(spec)
