@@ -19,6 +19,7 @@ from pydantic import BaseModel, JsonValue
 
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.operations import Operations
+from hermes_rl_mcp.untrusted import shown_values
 
 __all__ = [
     "rl_check_status",
@@ -49,9 +50,10 @@ async def rl_get_current_config() -> str:
     return await _text(lambda ops: ops.get_current_config())
 
 
-async def rl_edit_config(field: str, value: JsonValue) -> str:
-    """Set one field; the value is validated."""
-    return await _text(lambda ops: ops.edit_config(field, value))
+async def rl_edit_config(field: str, value: JsonValue, revision: int | None = None) -> str:
+    """Set one field; the value is validated. With ``revision``, refused if the session has moved past it: nothing is
+    remembered between two calls, so only that protects from writing over somebody else's edit."""
+    return await _text(lambda ops: ops.edit_config(field, value, revision))
 
 
 async def rl_start_training(idempotency_key: str | None = None) -> str:
@@ -94,5 +96,5 @@ async def _text(call: Callable[[Operations], Awaitable[BaseModel]]) -> str:
     try:
         result = await call(Operations.from_environ(os.environ))
     except HermesRLError as error:
-        return json.dumps(error.payload, indent=2, ensure_ascii=False, default=str)
-    return json.dumps(result.model_dump(mode="json"), indent=2, ensure_ascii=False)
+        return json.dumps(shown_values(error.payload), indent=2, ensure_ascii=False, default=str)
+    return json.dumps(shown_values(result.model_dump(mode="json")), indent=2, ensure_ascii=False)

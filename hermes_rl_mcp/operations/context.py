@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from hermes_rl_mcp.catalog.describe import Describer
@@ -28,13 +30,25 @@ async def no_progress(done: float, total: float | None, message: str) -> None:
     """For callers that do not show any."""
 
 
+@dataclass
+class Viewer:
+    """What the clients of one server have been told of the session. Lost with the server: whoever has seen nothing yet
+    has nothing to lose. Several clients of one server share it; between them only an explicit revision protects."""
+
+    name: str = field(default_factory=lambda: f"server process {os.getpid()} ({secrets.token_hex(3)})")
+    """Signs changes of the session. The random part tells two servers apart that had the same pid one after another."""
+    revision: int | None = None
+    """The last one shown."""
+
+
 @dataclass(frozen=True)
 class Context:
-    """Built once per server; holds no state of its own."""
+    """Built once per server; apart from ``viewer`` it holds no state of its own."""
 
     operator: Operator
     clock: Callable[[], float] = time.time
     """Wall clock, seconds: what is stored on disk must mean the same in another process."""
+    viewer: Viewer = field(default_factory=Viewer)
 
     @property
     def settings(self) -> Settings:

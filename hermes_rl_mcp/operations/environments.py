@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -31,7 +30,7 @@ from hermes_rl_mcp.redact import redact, redact_field
 from hermes_rl_mcp.runs.checks import check_value, problems
 from hermes_rl_mcp.runs.fields import coerce_library_value, invalid
 from hermes_rl_mcp.runs.resolve import Resolution, resolve
-from hermes_rl_mcp.runs.session import Session
+from hermes_rl_mcp.runs.session import Edit, Session
 
 TIPS = [
     "Use rl_select_environment(name) to choose one; the file's stem works as well.",
@@ -68,8 +67,15 @@ async def select_environment(context: Context, name: str) -> SelectEnvironment:
     info = find((await catalog(context)).environments, name)
     schema = await context.describer.describe(info)
     wandb_name = f"{info.name}-{context.now():%Y%m%d-%H%M%S}"
-    chosen = Session(environment=info.name, file_path=info.file_path, class_name=info.class_name, wandb_name=wandb_name)
+    chosen = Session(
+        environment=info.name,
+        file_path=info.file_path,
+        class_name=info.class_name,
+        wandb_name=wandb_name,
+        selected_by=context.viewer.name,
+    )
     session = await anyio.to_thread.run_sync(context.sessions.select, chosen)
+    context.viewer.revision = session.revision
     return SelectEnvironment(
         message=f"Selected environment '{info.name}' with {len(schema.fields)} fields of its own; edits start afresh.",
         environment=info.name,
@@ -134,6 +140,7 @@ async def get_current_config(context: Context) -> CurrentConfig:
                     ceiling=field.ceiling,
                 )
             )
+    context.viewer.revision = now.session.revision
     return CurrentConfig(
         environment=now.info.name,
         configurable_fields=configurable,
@@ -144,26 +151,17 @@ async def get_current_config(context: Context) -> CurrentConfig:
     )
 
 
-async def edit_config(context: Context, field: str, value: JsonValue) -> EditConfig:
-    """rl_edit_config. The value is judged and coerced before anything is written."""
+async def edit_config(context: Context, field: str, value: JsonValue, revision: int | None = None) -> EditConfig:
+    """rl_edit_config. The value is judged and coerced before anything is written.
+
+    Raises RevisionConflictError if somebody else changed the session since ``revision``, or without one since this
+    server last showed it.
+    """
     now = await selected(context)
-    target = now.resolution.editable(field)
-    coerced = value
-    if "env" in target.sections:
-        reply = await context.describer.validate(now.info, {field: value})
-        if not reply.ok:
-            raise invalid(field, value, reply.errors.get(field) or "; ".join(reply.errors.values()))
-        coerced = reply.values.get(field, value)
-    if "openai" in target.sections and field in ServerEntry.model_fields:
-        coerced = coerce_library_value(ServerEntry, field, coerced)
-    if "trainer" in target.sections:
-        coerced = coerce_library_value(TrainerConfig, field, coerced)
-    check_value(now.resolution, field, coerced)
-
-    def change(session: Session) -> Session:
-        return session.model_copy(update={"edits": {**session.edits, field: coerced}})
-
-    session = await anyio.to_thread.run_sync(partial(context.sessions.update, change, selection=now.session.selection))
+    coerced = await _coerced(context, now, field, value)
+    edit = Edit(field, coerced, context.viewer.name, now.session.selection, revision, context.viewer.revision)
+    session = await anyio.to_thread.run_sync(context.sessions.edit, edit)
+    context.viewer.revision = session.revision
     after = resolve(now.resolution.schema, context.settings.profile, session.edits)
     warnings = [str(problem) for problem in problems(after)]
     shown = redact_field(field, coerced)
@@ -177,6 +175,23 @@ async def edit_config(context: Context, field: str, value: JsonValue) -> EditCon
         config=redact(session.edits),
         revision=session.revision,
     )
+
+
+async def _coerced(context: Context, now: Selected, field: str, value: JsonValue) -> JsonValue:
+    """As every section that has the field takes it. Raises InvalidValueError or UnknownFieldError."""
+    target = now.resolution.editable(field)
+    coerced = value
+    if "env" in target.sections:
+        reply = await context.describer.validate(now.info, {field: value})
+        if not reply.ok:
+            raise invalid(field, value, reply.errors.get(field) or "; ".join(reply.errors.values()))
+        coerced = reply.values.get(field, value)
+    if "openai" in target.sections and field in ServerEntry.model_fields:
+        coerced = coerce_library_value(ServerEntry, field, coerced)
+    if "trainer" in target.sections:
+        coerced = coerce_library_value(TrainerConfig, field, coerced)
+    check_value(now.resolution, field, coerced)
+    return coerced
 
 
 def _tip(resolution: Resolution) -> str:

@@ -1,7 +1,7 @@
 """The ten operations behind one object. Servers, the command line and ``hermes_rl_mcp.tools`` call these and no other.
 
-Each is a thin delegation; the object holds no state, everything lives on disk. Failures that a user is meant to see are
-HermesRLError.
+Each is a thin delegation. Apart from the revision it showed last, everything lives on disk. Failures that a user is
+meant to see are HermesRLError.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Operations:
     async def get_current_config(self) -> CurrentConfig:
         return await environments.get_current_config(self.context)
 
-    async def edit_config(self, field: str, value: JsonValue) -> EditConfig:
-        return await environments.edit_config(self.context, field, value)
+    async def edit_config(self, field: str, value: JsonValue, revision: int | None = None) -> EditConfig:
+        return await environments.edit_config(self.context, field, value, revision)
 
     async def start_training(self, idempotency_key: str | None = None) -> StartTraining:
         return await training.start_training(self.context, idempotency_key)

@@ -1,13 +1,15 @@
 """Which environment is selected and what was edited: one small file that every server process shares.
 
-A change is made under a file lock on what is on disk at that moment and replaces the file atomically (0600), so two
-clients that edit at once lose nothing. Nothing is remembered in memory.
+A change is made under a file lock on what is on disk at that moment and replaces the file atomically (0600). Each
+field's last change is kept with its revision and its writer, so that whoever has not seen a change of somebody else can
+be told of it instead of writing over it. Nothing is remembered in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -20,6 +22,15 @@ from hermes_rl_mcp.runs.locks import holding
 SESSION_SCHEMA_VERSION = 1
 _LOCK_TIMEOUT_S = 10.0
 """The lock is held for a read and a rename; longer means that its file system does not let go of it."""
+
+
+class Change(BaseModel):
+    """Who changed something last, and with which revision."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    revision: int
+    writer: str
 
 
 class Session(BaseModel):
@@ -36,6 +47,32 @@ class Session(BaseModel):
     class_name: str | None = None
     wandb_name: str | None = None
     edits: dict[str, JsonValue] = Field(default_factory=dict)
+    selected_by: str = ""
+    """Writer of ``selection``."""
+    changes: dict[str, Change] = Field(default_factory=dict)
+    """Of each edited field."""
+
+    def unseen(self, revision: int, reader: str) -> dict[str, str]:
+        """Fields that somebody else than ``reader`` changed after ``revision``, with the writer of each."""
+        return {
+            field: change.writer
+            for field, change in self.changes.items()
+            if change.revision > revision and change.writer != reader
+        }
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One field's new value. ``expected`` is the revision that the one who edits wants to build upon; ``shown`` the
+    last one that this writer has shown to anybody (None = it has shown nothing)."""
+
+    field: str
+    value: JsonValue
+    writer: str
+    selection: int
+    """Of the session for which the value was checked."""
+    expected: int | None = None
+    shown: int | None = None
 
 
 class SessionStore:
@@ -60,23 +97,24 @@ class SessionStore:
             raise _damaged(self._path)
         return session
 
-    def update(self, change: Callable[[Session], Session], *, selection: int | None = None) -> Session:
-        """Apply ``change`` to the session on disk and write it with the next revision.
+    def edit(self, edit: Edit) -> Session:
+        """Sets one field of the session on disk, which gets the next revision.
 
-        With ``selection``, raises RevisionConflictError if the environment was selected anew since.
+        Raises RevisionConflictError, and changes nothing, if that would write over something unseen: with
+        ``expected``, any other revision; without, a change by another writer after what was shown, or a selection made
+        since the value was checked.
         """
         with self._locked():
             current = self.read()
-            if selection is not None and current.selection != selection:
-                raise RevisionConflictError(
-                    f"The environment was selected again (now '{current.environment}') while this call was running.",
-                    hint="Call rl_get_current_config, then repeat the edit if it still applies.",
-                    details={"revision": current.revision, "environment": current.environment},
-                )
-            return self._write(change(current), current.revision + 1)
+            _refuse_unseen(current, edit)
+            revision = current.revision + 1
+            changes = {**current.changes, edit.field: Change(revision=revision, writer=edit.writer)}
+            edits = {**current.edits, edit.field: edit.value}
+            return self._write(current.model_copy(update={"edits": edits, "changes": changes}), revision)
 
     def select(self, session: Session) -> Session:
-        """Replace whatever is on disk, readable or not, by a fresh selection."""
+        """Replaces whatever is on disk, readable or not, by a fresh selection. The last one to select wins: that
+        somebody edited another environment meanwhile is no reason to refuse it."""
         with self._locked():
             try:
                 revision = self.read().revision + 1
@@ -108,6 +146,33 @@ class SessionStore:
         except OSError as error:
             raise HermesRLError(f"The session file {self._path} cannot be written: {error.strerror}.") from error
         return written
+
+
+def _refuse_unseen(current: Session, edit: Edit) -> None:
+    """Own edits after ``shown`` are no secret to this writer; after ``expected`` anybody's count."""
+    explicit = edit.expected is not None
+    seen = edit.expected if explicit else edit.shown
+    anew = current.selection != edit.selection
+    unseen: dict[str, str] = {}
+    if seen is not None:
+        reader = "" if explicit else edit.writer
+        unseen = current.unseen(seen, reader)
+        # A revision that went back: the file was damaged and begun anew.
+        anew = anew or seen > current.revision or (current.selection > seen and current.selected_by != reader)
+    if not (anew or unseen or (explicit and seen != current.revision)):
+        return
+    if anew:
+        by = f" by {current.selected_by}" if current.selected_by else ""
+        what = f"environment '{current.environment}' was selected{by}"
+    else:
+        what = "changed were " + ", ".join(f"{field} (by {writer})" for field, writer in unseen.items())
+    since = f"since revision {seen} {what}" if seen is not None else f"meanwhile {what}"
+    raise RevisionConflictError(
+        f"'{edit.field}' was not changed: {since}; the configuration is at revision {current.revision} now.",
+        hint="Call rl_get_current_config, then repeat the edit if it still applies, with the new revision if you give "
+        "one.",
+        details={"revision": current.revision, "environment": current.environment, "changed_fields": unseen},
+    )
 
 
 def _damaged(path: Path) -> HermesRLError:

@@ -53,7 +53,7 @@ def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
         Start here. Files that could not be read as environments are listed with the reason.
         Next: rl_select_environment."""
         result = await operations.list_environments()
-        return success(text.environments(result), result)
+        return success(text.environments, result)
 
     @server.tool(title="Select environment", annotations=_hints(idempotent=True))
     async def rl_select_environment(
@@ -64,7 +64,7 @@ def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
         The choice is kept on disk and survives a restart of the server.
         Next: rl_get_current_config, then rl_edit_config or rl_test_inference."""
         result = await operations.select_environment(name)
-        return success(text.selection(result), result)
+        return success(text.selection, result)
 
     @server.tool(title="Show configuration", annotations=_hints(read_only=True))
     async def rl_get_current_config() -> Annotated[t.CallToolResult, r.CurrentConfig]:
@@ -73,19 +73,25 @@ def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
         Locked fields were fixed by the person who runs this server and cannot be changed by you.
         The tip says if a run could not start with these values. Next: rl_edit_config."""
         result = await operations.get_current_config()
-        return success(text.config(result), result)
+        return success(text.config, result)
 
     @server.tool(title="Edit configuration", annotations=_hints(idempotent=True))
     async def rl_edit_config(
         field: Annotated[str, Field(min_length=1, description="Field name, from rl_get_current_config.")],
         value: Annotated[Any, Field(description="New value, of the field's type.")],
+        revision: Annotated[
+            int | None, Field(description="The one you last saw. Refused if it is not the newest any more.")
+        ] = None,
     ) -> Annotated[t.CallToolResult, r.EditConfig]:
         """Set one field for the next run. The value is checked; a refused edit changes nothing.
 
+        Refused, too, if another server changed the configuration since this one showed it; among several clients of
+        one HTTP server only revision protects from that.
+
         batch_size counts sequences and must be a multiple of group_size. Running runs are not affected.
         Next: rl_test_inference or rl_start_training."""
-        result = await operations.edit_config(field, value)
-        return success(text.edit(result), result)
+        result = await operations.edit_config(field, value, revision)
+        return success(text.edit, result)
 
     @server.tool(title="Test inference", annotations=_hints(open_world=True))
     async def rl_test_inference(
@@ -106,7 +112,7 @@ def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
         If status is 'running', call again with the test_id. Look for environment_working and an accuracy between 0
         and 1: all right or all wrong gives training no signal. Next: rl_start_training."""
         result = await operations.test_inference(num_steps, group_size, models, test_id, wait_seconds, _progress(ctx))
-        return success(text.test(result), result)
+        return success(text.test, result)
 
 
 def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
@@ -125,7 +131,7 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
         If the device is busy the run is queued. Do not start it twice: rl_list_runs shows what runs.
         Next: rl_check_status(run_id, wait_seconds=50)."""
         result = await operations.start_training(idempotency_key)
-        return success(text.started(result), result)
+        return success(text.started, result)
 
     @server.tool(title="Check status", annotations=_hints(read_only=True))
     async def rl_check_status(
@@ -136,7 +142,7 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
         Fresh metrics are limited in frequency (rate_limited, next_check_in_seconds); a change of state is always
         shown at once. Prefer waiting over calling often. When completed: rl_get_results."""
         result = await operations.check_status(run_id, wait_seconds, _progress(ctx))
-        return success(text.status(result), result)
+        return success(text.status, result)
 
     @server.tool(title="Stop training", annotations=_hints(destructive=True, idempotent=True))
     async def rl_stop_training(run_id: RunId) -> Annotated[t.CallToolResult, r.StopTraining]:
@@ -144,7 +150,7 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
 
         Answers at once while the stop goes on: follow it with rl_check_status. Stopping twice does no harm."""
         result = await operations.stop_training(run_id)
-        return success(text.stopped(result), result)
+        return success(text.stopped, result)
 
     @server.tool(title="Get results", annotations=_hints(read_only=True))
     async def rl_get_results(
@@ -155,7 +161,7 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
 
         Works while a run goes on, too. reward_first5 and reward_last5 say whether it learned."""
         result = await operations.get_results(run_id, max_points)
-        return success(text.results(result), result)
+        return success(text.results, result)
 
     @server.tool(title="List runs", annotations=_hints(read_only=True))
     async def rl_list_runs(
@@ -163,7 +169,7 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
     ) -> Annotated[t.CallToolResult, r.ListRuns]:
         """List training runs, newest first, with state, step and latest reward. Use it to find a run_id again."""
         result = await operations.list_runs(limit)
-        return success(text.runs(result), result)
+        return success(text.runs, result)
 
 
 def _progress(ctx: Context[Any, Any]) -> Progress:

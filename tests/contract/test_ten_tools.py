@@ -15,7 +15,7 @@ ARGUMENTS = {
     "rl_list_environments": (set(), set()),
     "rl_select_environment": ({"name"}, set()),
     "rl_get_current_config": (set(), set()),
-    "rl_edit_config": ({"field", "value"}, set()),
+    "rl_edit_config": ({"field", "value"}, {"revision"}),
     "rl_start_training": (set(), {"idempotency_key"}),
     "rl_check_status": ({"run_id"}, {"wait_seconds"}),
     "rl_stop_training": ({"run_id"}, set()),
@@ -73,7 +73,8 @@ async def test_over_stdio_the_ten_tools_are_all_there_is_and_selecting_and_editi
             "current_value": 8,
             "description": "How hard.",
         }
-        assert (await call("rl_list_runs")) == {"runs": [], "count": 0}
+        runs = await call("rl_list_runs")
+        assert (runs["runs"], runs["count"]) == ([], 0)
         assert (await call.error("rl_check_status", run_id="ffffffff"))["active_runs"] == []
 
 
