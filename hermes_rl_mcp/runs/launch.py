@@ -22,7 +22,7 @@ import anyio
 from anyio import to_thread
 from pydantic import ValidationError
 
-from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, StopRequest
+from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus, StopRequest
 from hermes_rl_mcp.errors import PreflightError, UnreadableRunError
 from hermes_rl_mcp.files import create_once, make_private_dir, now, read_tail, write_atomic
 from hermes_rl_mcp.paths import Home, RunPaths
@@ -62,7 +62,8 @@ async def start(
     wait_s: float = 10.0,
     prepare: Prepare | None = None,
 ) -> RunRecord:
-    """Starts a detached supervisor for ``request`` and returns once it has taken over, or after ``wait_s``.
+    """Starts a detached supervisor for ``request`` and returns once it has the device or a place in its
+    queue, or after ``wait_s``.
 
     The same idempotency key gives the same run. Raises what ``preflight`` raises, and PreflightError with the end of
     its log if the supervisor died at once; the run is then on record as failed.
@@ -224,7 +225,7 @@ async def _taken_over(
     while True:
         ended = not supervisor.is_alive()  # looked at before the record, so that a last write is seen
         record = read_record(paths)
-        if record.supervisor != known_supervisor or time.monotonic() >= deadline:
+        if (record.supervisor != known_supervisor and _placed(record)) or time.monotonic() >= deadline:
             return record
         if ended:
             break
@@ -235,6 +236,11 @@ async def _taken_over(
     hint = f"See {log}."
     fail(paths, "supervisor died at once", error, hint)
     raise PreflightError(error, hint=hint, details={"run_id": paths.run_id})
+
+
+def _placed(record: RunRecord) -> bool:
+    """Whether it is decided that it has the device, or which place in the queue."""
+    return record.status is not RunStatus.QUEUED or record.queue_position is not None
 
 
 def _private(path: str, flags: int) -> int:
