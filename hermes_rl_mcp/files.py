@@ -7,11 +7,27 @@ is its owner's alone (0600, folders 0700), whatever the umask.
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
+
+RECORD_BYTES = 4 * 2**20
+"""Largest record or configuration that is read whole; a real one has some kilobytes."""
+
+
+class NotAFileError(OSError):
+    """A link, pipe, socket, device or folder where a file should be, or a file larger than it may be."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(None, reason, str(path))
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.reason}"
 
 
 def now() -> str:
@@ -44,19 +60,60 @@ def create_once(path: Path, text: str) -> bool:
     return True
 
 
+def private(path: str, flags: int) -> int:
+    """For ``open(..., opener=private)``: what it makes is its owner's alone."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
 def append_line(path: Path, line: str) -> None:
     """One whole line in one write, so that a reader by byte offset never sees two halves."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.write(fd, line.encode() + b"\n")
     finally:
         os.close(fd)
 
 
+@contextmanager
+def opened(path: Path, *, inside: Path | None = None) -> Iterator[BinaryIO]:
+    """A regular file for reading: never a pipe, which would block for ever, nor a device, whoever put it there.
+
+    A link is not followed. With ``inside`` it is, if what was opened lies in that folder; that is asked of the open
+    file, so a link or folder that changes between look and open changes nothing. Raises NotAFileError or OSError.
+    """
+    if not stat.S_ISREG(path.stat().st_mode if inside else path.lstat().st_mode):  # opening a device may do things
+        raise NotAFileError(path, "not a regular file")
+    follow = 0 if inside else os.O_NOFOLLOW
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise NotAFileError(path, "not a regular file")
+        if inside is not None and not _real_path(file.fileno(), path).is_relative_to(os.path.realpath(inside)):
+            raise NotAFileError(path, "a link that leads out of the folder; not followed")
+        yield file
+
+
+def read_file(path: Path, max_bytes: int = RECORD_BYTES, *, inside: Path | None = None) -> bytes:
+    """A whole regular file of at most ``max_bytes``, as ``opened`` opens it."""
+    with opened(path, inside=inside) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise NotAFileError(path, f"larger than {max_bytes} bytes")
+    return data
+
+
+def _real_path(fd: int, path: Path) -> Path:
+    """Where an open file lies, links resolved."""
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:  # no /proc: the name once more, which must still mean the same file
+        real = os.path.realpath(path)
+        return Path(real) if os.path.samestat(os.stat(real), os.fstat(fd)) else Path()
+
+
 def read_tail(path: Path, max_bytes: int) -> str:
     """The last ``max_bytes`` of a log as whole text: any bytes, any line endings; empty if there is no file."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - max_bytes))
             data = file.read(max_bytes)
@@ -76,12 +133,13 @@ def trim_log(path: Path, max_bytes: int, keep_bytes: int) -> bool:
     try:
         if path.stat().st_size <= max_bytes:
             return False
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(-keep_bytes, os.SEEK_END)
             kept = file.read(keep_bytes)
-        path.with_name(path.name + ".1").write_bytes(kept)
+        with open(path.with_name(path.name + ".1"), "wb", opener=private) as older:
+            older.write(kept)
         os.truncate(path, 0)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotAFileError):
         return False
     return True
 

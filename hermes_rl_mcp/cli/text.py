@@ -5,14 +5,12 @@ Nothing printed through here can move the cursor, set colours or hide itself.
 
 from __future__ import annotations
 
-import unicodedata
-
-_KEEP = {"\n", "\t"}
+from hermes_rl_mcp.untrusted import HIDDEN
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """Control and format characters become ``·``; longer text is cut at ``limit`` characters with an ellipsis."""
-    safe = "".join(c if c in _KEEP or unicodedata.category(c) not in {"Cc", "Cf", "Cs"} else "·" for c in text)
+    """Hidden characters become ``·``; longer text is cut at ``limit`` characters with an ellipsis."""
+    safe = HIDDEN.sub("·", text)
     return safe if limit is None or len(safe) <= limit else safe[: limit - 1] + "…"
 
 

@@ -1,18 +1,25 @@
 """How a result or an error becomes an MCP answer: short text for people and models, and the same as structured data.
 
+Every answer is made here, so here is where text of models, environments and logs is made harmless on its way out.
+
 An error is an ``isError`` result whose structured content is the error's payload. Some clients check structured content
 against the tool's output schema even then, so every published schema also admits that payload.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import mcp.types as t
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.contracts.results import NOTICE
+from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, PreflightError
+from hermes_rl_mcp.untrusted import MAX_ANSWER_CHARS, quoted_values, shown, shown_values
+
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class ErrorPayload(BaseModel):
@@ -28,22 +35,24 @@ class ErrorPayload(BaseModel):
     locked_value: JsonValue = None
 
 
-def success(text: str, result: BaseModel) -> t.CallToolResult:
-    """Text, and ``result`` as structured content."""
-    return t.CallToolResult(
-        content=[t.TextContent(type="text", text=text)], structured_content=result.model_dump(mode="json")
-    )
+def success(render: Callable[[Answer], str], result: Answer) -> t.CallToolResult:
+    """``result`` as text and as structured content: escaped, cut to length, and quotes marked as such in both."""
+    content = shown_values(result.model_dump(mode="json"))
+    text = shown(render(type(result).model_validate(quoted_values(content))), MAX_ANSWER_CHARS)
+    return t.CallToolResult(content=[t.TextContent(type="text", text=text)], structured_content=content)
 
 
 def failure(error: HermesRLError) -> t.CallToolResult:
     """What happened, what to do next, and what there is to choose from."""
-    text = str(error)
+    quotes = isinstance(error, EnvironmentFileError | PreflightError)  # of a traceback or a log
+    untrusted = {"untrusted": f"error: {NOTICE}"} if quotes else {}
+    payload = ErrorPayload.model_validate({**shown_values(error.payload), **untrusted})
+    text = quoted_values(str(error))
     for key in ("available", "available_fields", "active_runs", "valid_values", "allowed_models"):
         if values := error.details.get(key):
             text += f"\n{key}: {', '.join(str(value) for value in values)}"
     if "locked_value" in error.details:
         text += f"\nlocked_value: {error.details['locked_value']}"
-    payload = ErrorPayload.model_validate(error.payload)
     return _failed(text, payload)
 
 
@@ -70,7 +79,7 @@ def crashed(tool: str, error: BaseException) -> t.CallToolResult:
 
 def _failed(text: str, payload: ErrorPayload) -> t.CallToolResult:
     return t.CallToolResult(
-        content=[t.TextContent(type="text", text=text)],
+        content=[t.TextContent(type="text", text=shown(text, MAX_ANSWER_CHARS))],
         structured_content=payload.model_dump(mode="json", exclude_unset=True),
         is_error=True,
     )
