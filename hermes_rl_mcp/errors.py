@@ -144,13 +144,13 @@ class ResumeError(PreflightError):
 
 
 class UnreadableRunError(HermesRLError):
-    """The run is there, but its record cannot be read. Nothing was changed."""
+    """The run is there, but its record cannot be read. Nothing was changed. ``status`` is the label it is shown with."""
 
-    def __init__(self, run_id: str, reason: str, path: str) -> None:
+    def __init__(self, run_id: str, reason: str, path: str, status: str = "unreadable") -> None:
         super().__init__(
             f"Run '{run_id}' cannot be read: {reason}.",
-            hint=f"Its files are untouched in {path}.",
-            details={"run_id": run_id, "status": "unreadable"},
+            hint="Try again." if status == "unknown" else f"Its files are untouched in {path}.",
+            details={"run_id": run_id, "status": status},
         )
 
 

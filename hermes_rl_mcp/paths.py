@@ -146,6 +146,10 @@ class RunPaths:
         return self.dir / "vitals.json"
 
     @property
+    def reserve(self) -> Path:  # launcher; the supervisor spends it
+        return self.dir / "reserve"
+
+    @property
     def journal(self) -> Path:  # rollout API
         return self.dir / "rollout_journal.jsonl"
 

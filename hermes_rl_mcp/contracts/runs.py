@@ -45,7 +45,9 @@ class RunStatus(StrEnum):
 
 _TERMINAL = {RunStatus.STOPPED, RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.INTERRUPTED}
 UNREADABLE = "unreadable"
-"""Label a reader gives to a run directory whose record cannot be read; never written."""
+"""Label a reader gives to a run whose record is damaged, gone or from a later version; never written."""
+UNKNOWN = "unknown"
+"""Label a reader gives to a run whose record cannot be read now, though it may be in order; never written."""
 
 
 def has_ended(status: str) -> bool:
@@ -100,6 +102,8 @@ class RunRecord(BaseModel):
     ended_at: str | None = None
     running_seconds: float = 0.0
     """Monotonic seconds since all three were ready, as of the last write."""
+    running_clock: float | None = None
+    """The monotonic clock when all three were ready; good on the supervisor's boot only."""
     total_steps: int
     group_size: int
     batch_size: int

@@ -30,6 +30,8 @@ class Vitals(BaseModel):
     time: str
     """ISO 8601, UTC."""
     step: int = 0
+    running_seconds: float = 0.0
+    """Monotonic, since all three were ready."""
     queue_size: int | None = None
     """Groups that wait in the rollout API; None = it does not answer."""
     batches_out: int | None = None
@@ -45,6 +47,10 @@ class Vitals(BaseModel):
     processes: dict[ProcessName, ProcessVitals] = Field(default_factory=dict)
     memory_bytes: int | None = None
     """Of all three and their descendants, now."""
+    peak_memory_bytes: int | None = None
+    """The largest ``memory_bytes`` so far."""
+    disk_free_bytes: int | None = None
+    """For this user on the fullest of the file systems that the run writes to."""
 
 
 class EnvState(BaseModel):
@@ -62,5 +68,7 @@ class EnvState(BaseModel):
     """Failed or dropped since the last group that was sent."""
     first_error: str = ""
     """The first of that row. Untrusted text."""
+    first_reason: str = ""
+    """Its kind: ``failed`` (an exception), ``no_score``, or why it was dropped (``too_long``, ``refused``, ...)."""
     running: int = 0
     """Groups being made now."""

@@ -2,22 +2,31 @@
 
 ::
 
-    queued --> starting --> running --> completed
-      |  \\        |  \\         |  \\
-      |   \\       |   \\        |   `-> failed
-      v    v       v    v       v
-    stopping <-----+----+-------+     stopping --> stopped | completed | failed
-                                      any of these --> interrupted (only by a reader that found no supervisor)
+                 .--------------------------------------------> interrupted   (by a reader that found no supervisor)
+                 |           |            |            |
+    (new) --> queued --> starting --> running     stopping --> stopped
+                 |           |            |       ^    |
+                 |           |            |       |    |------> completed
+                 |-----------|------------|-------'    |
+                 |           |            |            '------> failed
+                 |           |            |
+                 |           '------------|-------------------> completed    (the trainer left its completion record)
+                 '------------------------'-------------------> failed
 
-``completed stopped failed interrupted`` absorb. The writer holds the run's supervisor lock, and compares the revision
-on disk before each write, so a record is never overwritten by somebody who has not seen it.
+``completed stopped failed interrupted`` absorb. Not states but flags: ``stalled`` (of a running run; nothing moves,
+and it is taken back when something does) and ``leftover_pids`` (of an ended one). The writer holds the run's supervisor
+lock, and compares the revision on disk before each write, so a record is never overwritten by somebody who has not
+seen it. An event and the change it tells of are both on disk, or neither; and the closing record of a run is written
+even on a full disk (``reserve``).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,6 +34,7 @@ from pydantic import ValidationError
 from hermes_rl_mcp.contracts.runs import SCHEMA_VERSION, Event, ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.files import append_line, now, write_atomic
 from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.runs import reserve
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +56,10 @@ class UnreadableRecordError(Exception):
     """``run.json`` is absent, damaged, or from a later version. Its text is the reason."""
 
 
+class RecordReadError(UnreadableRecordError):
+    """Reading failed, which says nothing about the record: a network file system may deliver it a second later."""
+
+
 class StateConflictError(RuntimeError):
     """A write that the state machine or the revision on disk forbids: a defect, or a second writer."""
 
@@ -65,7 +79,7 @@ def read_record(paths: RunPaths) -> RunRecord:
         where = ".".join(str(part) for part in first["loc"])
         raise UnreadableRecordError(f"run.json is damaged: {where + ': ' if where else ''}{first['msg']}") from None
     except OSError as error:
-        raise UnreadableRecordError(f"run.json cannot be read: {error.strerror or error}") from None
+        raise RecordReadError(f"run.json cannot be read now: {error.strerror or error}") from None
     if record.schema_version > SCHEMA_VERSION:
         raise UnreadableRecordError(
             f"run.json has schema version {record.schema_version}; this program reads up to {SCHEMA_VERSION}"
@@ -91,7 +105,10 @@ class RunState:
         self._paths = paths
         self._record = record
         self._next_seq = next_seq
-        self._running_since: float | None = None  # monotonic
+        self._running_since: float | None = None  # monotonic; only of a run that this process brought up
+        self._ending = False
+        self._unwritten: list[str] = []
+        """Events that found no room."""
 
     @classmethod
     def create(cls, paths: RunPaths, record: RunRecord, reason: str) -> RunState:
@@ -110,24 +127,37 @@ class RunState:
     def record(self) -> RunRecord:
         return self._record
 
+    def begin_end(self) -> None:
+        """From now on only the closing record counts: what finds no room on the disk before goes with it."""
+        self._ending = True
+
     def move(self, to: RunStatus, reason: str, **changes: Any) -> None:
-        """Changes the status, with other fields at the same time. StateConflictError if that is not allowed."""
+        """Changes the status, with other fields at the same time. StateConflictError if that is not allowed; after an
+        OSError nothing is changed."""
         if to not in MOVES[self._record.status]:
             raise StateConflictError(f"run {self._record.run_id}: {self._record.status} cannot become {to} ({reason})")
         if to is S.RUNNING:
             self._running_since = time.monotonic()
-            changes["running_since"] = now()
+            changes |= {"running_since": now(), "running_clock": self._running_since}
         if to.terminal:
+            self.begin_end()
             changes |= {"ended_at": now(), "detail": "", "queue_position": None}
+            changes |= {"stalled": False, "stalled_reason": None}
         self._check_revision()
+        before = (self._next_seq, list(self._unwritten), _size(self._paths))
         self._append(to, reason)  # before the record: whoever sees a state finds the reason for it
-        self._change({"status": to, **changes})
+        try:
+            self._change({"status": to, **changes})
+        except OSError:
+            self._take_back(*before)
+            raise
 
     def update(self, **changes: Any) -> None:
         """Changes other fields than the status; writes nothing if they are as they were."""
         if self._record.status.terminal:
             raise StateConflictError(f"run {self._record.run_id} has ended; its record is closed")
         if any(getattr(self._record, name) != value for name, value in changes.items()):
+            self._check_revision()
             self._change(changes)
 
     def update_process(self, name: ProcessName, **changes: Any) -> None:
@@ -141,8 +171,26 @@ class RunState:
 
     def _append(self, status: RunStatus, reason: str) -> None:
         event = Event(seq=self._next_seq, time=now(), status=status, reason=reason)
-        append_line(self._paths.events, event.model_dump_json())
+        self._unwritten.append(event.model_dump_json())
         self._next_seq += 1
+        try:
+            self._write_events()
+        except OSError as error:
+            if not (self._ending and reserve.is_full(error)):
+                self._unwritten.pop()
+                self._next_seq -= 1
+                raise
+
+    def _write_events(self) -> None:
+        if self._unwritten:
+            append_line(self._paths.events, "\n".join(self._unwritten))
+            self._unwritten.clear()
+
+    def _take_back(self, next_seq: int, unwritten: list[str], size: int) -> None:
+        """The event of a change that did not come about."""
+        self._next_seq, self._unwritten = next_seq, unwritten
+        with suppress(OSError):
+            os.truncate(self._paths.events, size)
 
     def _check_revision(self) -> None:
         try:
@@ -156,15 +204,40 @@ class RunState:
             )
 
     def _change(self, changes: dict[str, Any]) -> None:
-        self._check_revision()
         if self._running_since is not None:
             changes["running_seconds"] = round(time.monotonic() - self._running_since, 3)
         self._write(self._record.model_copy(update=changes, deep=True))
 
     def _write(self, record: RunRecord) -> None:
         record = RunRecord.model_validate({**record.model_dump(), "revision": self._record.revision + 1})
-        write_atomic(self._paths.record, record.model_dump_json(indent=1))
+        text = record.model_dump_json(indent=1)
+        try:
+            write_atomic(self._paths.record, text)
+        except OSError as error:
+            if not reserve.is_full(error):
+                raise
+            if record.status.terminal:
+                reserve.spend(self._paths.reserve, self._paths.record, text, self._write_what_fits)
+            elif self._ending:  # not on disk, so its revision is not either
+                record = record.model_copy(update={"revision": self._record.revision})
+            else:
+                raise
         self._record = record
+        if record.status.terminal:
+            self._write_what_fits()
+
+    def _write_what_fits(self) -> None:
+        try:
+            self._write_events()
+        except OSError as error:  # the record says the same
+            _log.warning("run %s: %d events could not be written: %s", self._record.run_id, len(self._unwritten), error)
+
+
+def _size(paths: RunPaths) -> int:
+    try:
+        return paths.events.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _count_lines(paths: RunPaths) -> int:

@@ -1,7 +1,8 @@
 """The read side of runs: everything that can be shown of them comes from their directories.
 
 It never changes a file, with one exception: a run whose supervisor is gone is closed (``reconcile``). A record that
-cannot be read is shown as ``Unreadable`` and left alone; it does not keep other runs from being shown.
+cannot be read is shown as ``Unreadable`` and left alone; it does not keep other runs from being shown. A read that
+fails for a moment is repeated, and says nothing about the run.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from typing import Any, NamedTuple
 
 import anyio
 from anyio import to_thread
-from pydantic import ValidationError
 
-from hermes_rl_mcp.contracts.records import CheckpointMarker
-from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunRecord, RunStatus
+from hermes_rl_mcp.contracts.runs import UNKNOWN, UNREADABLE, ChildReport, ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
 from hermes_rl_mcp.files import read_tail
 from hermes_rl_mcp.paths import RUN_ID, Home, RunPaths
-from hermes_rl_mcp.runs import outcome
+from hermes_rl_mcp.runs import checkpoints, outcome
+from hermes_rl_mcp.runs.checkpoints import Checkpoint
+from hermes_rl_mcp.runs.process import boot_id
 from hermes_rl_mcp.runs.reconcile import reconcile
-from hermes_rl_mcp.runs.state import UnreadableRecordError, read_record
+from hermes_rl_mcp.runs.state import RecordReadError, UnreadableRecordError, read_record
 
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _MAX_READ_BYTES = 32 * 2**20
 """Of one JSONL file per call; the rest comes with the next call."""
-_MARKER_NAME = "complete.json"
+_READ_AGAIN_S = (0.02, 0.1, 0.3)
+"""Pauses before a failed read is repeated; a network file system that takes longer makes the run ``unknown``."""
 
 
 class Unreadable(NamedTuple):
@@ -40,6 +42,8 @@ class Unreadable(NamedTuple):
 
     run_id: str
     reason: str
+    label: str = UNREADABLE
+    """Shown as its status; ``unknown`` if the next read may succeed."""
 
 
 class Lines(NamedTuple):
@@ -47,13 +51,6 @@ class Lines(NamedTuple):
 
     lines: list[dict[str, Any]]
     offset: int
-
-
-class Checkpoint(NamedTuple):
-    """A finished checkpoint: its folder holds the adapter."""
-
-    path: Path
-    marker: CheckpointMarker
 
 
 # Inside RunStore the name ``list`` is its method.
@@ -76,7 +73,7 @@ class RunStore:
                 record = self._read(run_id)
                 found.append((record.created_at, run_id, record))
             except UnreadableRecordError as error:
-                found.append((self._changed_at(run_id), run_id, Unreadable(run_id, str(error))))
+                found.append((self._changed_at(run_id), run_id, Unreadable(run_id, str(error), _label(error))))
         return [run for _, _, run in sorted(found, key=lambda row: row[:2], reverse=True)]
 
     def get(self, run_id: str) -> RunRecord:
@@ -88,7 +85,7 @@ class RunStore:
         try:
             return self._read(run_id)
         except UnreadableRecordError as error:
-            raise UnreadableRunError(run_id, str(error), str(paths.dir)) from None
+            raise UnreadableRunError(run_id, str(error), str(paths.dir), _label(error)) from None
 
     def active(self) -> Records:
         """Runs that have not ended, newest first."""
@@ -121,9 +118,7 @@ class RunStore:
 
     def checkpoints(self, run_id: str) -> Checkpoints:
         """Finished checkpoints by step. A folder without a valid marker, or that lacks a file it names, is none."""
-        folder = self._paths(run_id).checkpoints
-        found = [one for path in (folder.iterdir() if folder.is_dir() else ()) if (one := _checkpoint(path))]
-        return sorted(found, key=lambda one: one.marker.step)
+        return checkpoints.complete(self._paths(run_id).checkpoints)
 
     def report(self, run_id: str, process: ProcessName) -> ChildReport | None:
         """What a child said of its own end; for the trainer the completion record."""
@@ -153,27 +148,37 @@ class RunStore:
 
     def _read(self, run_id: str) -> RunRecord:
         paths = self._home.run(run_id)
-        record = read_record(paths)
+        record = _read_patiently(paths)
         try:
             record = reconcile(paths, record)
-        except OSError as error:  # a full disk must not hide this run, nor the others
+        except (OSError, RecordReadError) as error:  # a full disk must not hide this run, nor the others
             _log.warning("run %s has lost its supervisor and cannot be closed now: %s", run_id, error)
-        if record.status in (RunStatus.RUNNING, RunStatus.STOPPING) and record.running_since is not None:
-            # The record is written at changes only; its file's age tells how long ago that was.
-            age_s = max(0.0, time.time() - paths.record.stat().st_mtime)
-            record = record.model_copy(update={"running_seconds": record.running_seconds + age_s})
-        return record
+        return record.model_copy(update={"running_seconds": _running_seconds(record)})
 
     def _changed_at(self, run_id: str) -> str:
         return datetime.fromtimestamp(self._home.run(run_id).dir.stat().st_mtime, UTC).isoformat()
 
 
-def _checkpoint(path: Path) -> Checkpoint | None:
-    try:
-        marker = CheckpointMarker.model_validate_json((path / _MARKER_NAME).read_bytes())
-    except (OSError, ValidationError):
-        return None
-    return Checkpoint(path, marker) if all((path / name).is_file() for name in marker.files) else None
+def _label(error: UnreadableRecordError) -> str:
+    return UNKNOWN if isinstance(error, RecordReadError) else UNREADABLE
+
+
+def _read_patiently(paths: RunPaths) -> RunRecord:
+    for pause_s in _READ_AGAIN_S:
+        try:
+            return read_record(paths)
+        except RecordReadError:
+            time.sleep(pause_s)
+    return read_record(paths)
+
+
+def _running_seconds(record: RunRecord) -> float:
+    """The record is written at changes only. The clock it was begun by does not move when the time is set."""
+    going = record.status in (RunStatus.RUNNING, RunStatus.STOPPING)
+    here = record.supervisor is not None and record.supervisor.boot_id == boot_id()
+    if not going or not here or record.running_clock is None:
+        return record.running_seconds
+    return max(record.running_seconds, time.monotonic() - record.running_clock)
 
 
 def _read_lines(path: Path, offset: int) -> Lines:
