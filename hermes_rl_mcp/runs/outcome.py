@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,10 @@ def read_report(paths: RunPaths, process: ProcessName) -> ChildReport | None:
         return None
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log, cut and with secrets masked, for an error message."""
+def last_line(log: Path, secrets: Sequence[str] = ()) -> str:
+    """The last line of a log, with secrets masked and then cut, for an error message."""
     lines = [line.strip() for line in read_tail(log, _TAIL_BYTES).splitlines() if line.strip()]
-    return redact_text(lines[-1])[:_LINE_CHARS] if lines else ""
+    return redact_text(lines[-1], secrets)[:_LINE_CHARS] if lines else ""
 
 
 def last_metric(path: Path) -> dict[str, Any] | None:
@@ -88,13 +89,15 @@ def ended_early(paths: RunPaths, config: RunConfig) -> Verdict:
     )
 
 
-def failure(paths: RunPaths, process: ProcessName, exit_code: int, log: Path, *, oom_kills: int) -> Verdict:
+def failure(
+    paths: RunPaths, process: ProcessName, exit_code: int, log: Path, *, oom_kills: int, secrets: Sequence[str] = ()
+) -> Verdict:
     """A process ended that should not have. ``oom_kills`` were counted by the kernel since the run began."""
     title = TITLES[process]
     report = read_report(paths, process)
     if report is not None and report.status == "failed" and report.error:
         return Verdict(RunStatus.FAILED, f"{title} failed", report.error, report.hint)
-    line = last_line(log)
+    line = last_line(log, secrets)
     said = f" Its last log line: {line}" if line else " Its log is empty."
     hint = f"See its log: {log}"
     if process == "trainer" and exit_code == 0:

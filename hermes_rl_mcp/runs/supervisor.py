@@ -24,7 +24,7 @@ from hermes_rl_mcp.contracts.config import Ports, RunConfig
 from hermes_rl_mcp.contracts.runs import START_ORDER, STOP_ORDER, ProcessName, RunRequest, RunStatus, StopRequest
 from hermes_rl_mcp.files import create_once, now, trim_log, write_atomic
 from hermes_rl_mcp.paths import Home, claims_dir
-from hermes_rl_mcp.redact import redact_text
+from hermes_rl_mcp.redact import redact_text, secret_values
 from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.claims import Ticket, bind_loopback, take_ticket
 from hermes_rl_mcp.runs.health import Health, NotReadyError, wait_ready
@@ -188,7 +188,7 @@ class Supervisor:
                 limit_s=self._limits.ready_s(name),
             )
         except NotReadyError as error:
-            line = outcome.last_line(self._processes[name].spec.log)
+            line = outcome.last_line(self._processes[name].spec.log, self._secrets())
             sentence = f"The {title} was {error}." + (f" Its last log line: {line}" if line else "")
             hint = f"See its log: {self._processes[name].spec.log}"
             raise _Over(Verdict(RunStatus.FAILED, f"{name} not ready", sentence, hint)) from None
@@ -249,7 +249,7 @@ class Supervisor:
         if code == 0 or (code is not None and trainer.forced):
             return Verdict(RunStatus.COMPLETED, "the trainer completed and exited")
         if code is not None:
-            return outcome.failure(self._paths, "trainer", code, trainer.spec.log, oom_kills=self._oom_kills())
+            return self._failure("trainer", code, trainer)
         if time.monotonic() - self._completed_at > self._limits.completion_exit_s:
             return Verdict(RunStatus.COMPLETED, "the trainer completed but did not exit; it was made to")
         return None
@@ -284,7 +284,7 @@ class Supervisor:
                 return None
             # The trainer may have completed while we asked.
             return self._completion() or outcome.ended_early(self._paths, self._config)
-        return outcome.failure(self._paths, name, code, process.spec.log, oom_kills=self._oom_kills())
+        return self._failure(name, code, process)
 
     # ---- end
 
@@ -311,12 +311,17 @@ class Supervisor:
         return verdict
 
     def _masked(self, verdict: Verdict) -> Verdict:
-        """What a child said may hold its address; an agent reads the record, and the secret prefix is not for it."""
-        if self._config is None:
-            return verdict
-        secrets = (self._config.run.nonce, self._config.run.path_prefix)
-        error, hint = (text and redact_text(text, secrets) for text in (verdict.error, verdict.hint))
+        """What a child said may hold its address or a key; an agent reads the record, and neither is for it."""
+        error, hint = (text and redact_text(text, self._secrets()) for text in (verdict.error, verdict.hint))
         return replace(verdict, error=error, hint=hint)
+
+    def _secrets(self) -> list[str]:
+        run = self._config.run if self._config else None
+        return [*secret_values(self._environ), *((run.nonce, run.path_prefix) if run else ())]
+
+    def _failure(self, name: ProcessName, code: int, process: ManagedProcess) -> Verdict:
+        log, ooms = process.spec.log, self._oom_kills()
+        return outcome.failure(self._paths, name, code, log, oom_kills=ooms, secrets=self._secrets())
 
     async def _stop_processes(self) -> list[int]:
         stuck: list[int] = []
