@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from safetensors import SafetensorError
 
+from hermes_rl_mcp.checkpoints import ADAPTER, MARKER, Checkpoint, complete, last_complete, read_marker
 from hermes_rl_mcp.contracts.records import CheckpointMarker
+from hermes_rl_mcp.errors import ResumeError
 from trainer.backends.base import Backend
 from trainer.failures import CheckpointError
 from trainer.metrics import utc_now
 
-MARKER = "complete.json"
 COUNTERS = "counters.json"
-ADAPTER = "adapter"
 _TEMPORARY = ".writing-"
 
 
@@ -69,23 +68,27 @@ class Checkpoints:
     def last_good(self) -> Path | None:
         return last_complete(self._folder)
 
-    def restore(self, folder: Path) -> Counters:
-        """Put a complete checkpoint back into the backend."""
+    def restore(self, checkpoint: Checkpoint) -> Counters:
+        """Put an inspected checkpoint back into the backend. Raises ResumeError if it is of other base weights."""
+        checkpoint.require_base(self._backend.base_sha256)
+        folder = checkpoint.folder
         counters = Counters.model_validate_json((folder / COUNTERS).read_text())
+        if counters.step != checkpoint.step:
+            raise ResumeError(f"The checkpoint {folder} contradicts itself: {COUNTERS} says step {counters.step}.")
         self._backend.load_state(folder / ADAPTER, folder, counters.policy_version)
         return counters
 
     def _prune(self) -> None:
         """Only once the new one is complete; what cannot be removed is left for the next time."""
-        for _, path in _complete(self._folder)[: -self._keep] if self._keep else []:
-            # Without its marker a half-removed folder is no checkpoint.
-            (path / MARKER).unlink(missing_ok=True)
+        for path, _ in complete(self._folder)[: -self._keep] if self._keep else []:
+            _unmark(path)
             shutil.rmtree(path, ignore_errors=True)
 
     def _clear_leftovers(self, target: Path) -> None:
-        """Of a writer that died, and a folder of this name that was never completed."""
+        """Of a writer that died, and a folder of this name that is not complete, whatever its marker says."""
         for leftover in [*self._folder.glob(f"{_TEMPORARY}*"), target]:
             if leftover.exists():
+                _unmark(leftover)
                 shutil.rmtree(leftover)
 
     def _write(self, folder: Path, counters: Counters) -> None:
@@ -124,23 +127,9 @@ class Checkpoints:
         )
 
 
-def read_marker(folder: Path) -> CheckpointMarker | None:
-    """None if the folder is no complete checkpoint."""
-    try:
-        return CheckpointMarker.model_validate(json.loads((folder / MARKER).read_text()))
-    except (OSError, ValueError, ValidationError):
-        return None
-
-
-def last_complete(folder: Path) -> Path | None:
-    """The complete checkpoint of the latest step."""
-    found = _complete(folder)
-    return found[-1][1] if found else None
-
-
-def _complete(folder: Path) -> list[tuple[int, Path]]:
-    """Step and folder of every complete checkpoint, by step."""
-    return sorted((marker.step, path) for path in folder.glob("step_*") if (marker := read_marker(path)) is not None)
+def _unmark(folder: Path) -> None:
+    """First of all: without its marker a half-removed folder is no checkpoint."""
+    (folder / MARKER).unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,15 +17,17 @@ import httpx
 import yaml
 from pydantic import JsonValue, ValidationError
 
+from hermes_rl_mcp.checkpoints import ADAPTER, Checkpoint, inspect, newest
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.records import TrainerSummary
 from hermes_rl_mcp.contracts.rollout_api import Registration
 from hermes_rl_mcp.contracts.runs import ChildReport
-from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError
+from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError, ResumeError
 from hermes_rl_mcp.files import write_atomic
 from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.redact import redact_text, secret_values
 from trainer.backends.base import Backend
-from trainer.checkpoints import ADAPTER, Checkpoints, Counters, last_complete
+from trainer.checkpoints import Checkpoints, Counters
 from trainer.http_server import HttpServer, listener
 from trainer.loop import Loop, Outcome, Recorders
 from trainer.metrics import JsonLines, LastEvaluation, Metrics, utc_now
@@ -104,8 +107,8 @@ class _Trainer:
     def run(self) -> int:
         try:
             folder = Path(self._config.trainer.checkpoint_dir or self._paths.checkpoints)
-            good = last_complete(folder)
-            self._check_directory(good)
+            self._check_directory(folder)
+            checkpoint = self._checkpoint(folder) if self._resume else None
             backend = self._load()
             run, rank = self._config.run, self._config.trainer.lora_rank
             checkpoints = Checkpoints(
@@ -115,7 +118,7 @@ class _Trainer:
                 lora_rank=rank,
                 keep=self._config.trainer.keep_checkpoints,
             )
-            start = self._restore(checkpoints, good) if good is not None else None
+            start = self._restore(checkpoints, checkpoint) if checkpoint is not None else None
             self._stop.gracefully()
             outcome = self._train(backend, checkpoints, start)
         except Exception as error:
@@ -139,21 +142,39 @@ class _Trainer:
         self._service.loaded(self._backend)
         return self._backend
 
-    def _check_directory(self, good: Path | None) -> None:
-        """A used run directory is refused unless resuming was asked for, and then there must be something to resume."""
+    def _check_directory(self, folder: Path) -> None:
+        """A used run directory is refused unless resuming was asked for."""
+        good = newest(folder)
         if not self._resume and (good is not None or self._paths.metrics.exists()):
             raise PreflightError(
                 f"{self._paths.dir} already holds a run (last checkpoint: {good or 'none'}).",
                 hint="Add --resume to go on from it, or copy config.yaml into a new folder.",
             )
-        if self._resume and good is None:
-            raise PreflightError(
-                f"There is no complete checkpoint in {self._paths.dir}.", hint="Start without --resume."
-            )
 
-    def _restore(self, checkpoints: Checkpoints, good: Path) -> Counters:
-        self._service.phase(f"restoring {good.name}")
-        counters = checkpoints.restore(good)
+    def _checkpoint(self, folder: Path) -> Checkpoint:
+        """The newest one, proven whole and of this configuration before anything large is loaded."""
+        found = newest(folder)
+        if found is None:
+            raise ResumeError(f"There is no complete checkpoint in {folder}.", hint="Start without --resume.")
+        self._service.phase(f"checking {found.name}")
+        checkpoint = inspect(found)
+        run, settings = self._config.run, self._config.trainer
+        checkpoint.require_fit(
+            base_model=run.base_model,
+            model_path=run.model_path,
+            lora_rank=settings.lora_rank,
+            lora_alpha=settings.lora_alpha,
+        )
+        if checkpoint.step > self._config.total_steps:
+            raise ResumeError(
+                f"The checkpoint {found} is beyond total_steps = {self._config.total_steps}.",
+                hint=f"Set total_steps above {checkpoint.step}.",
+            )
+        return checkpoint
+
+    def _restore(self, checkpoints: Checkpoints, checkpoint: Checkpoint) -> Counters:
+        self._service.phase(f"restoring {checkpoint.folder.name}")
+        counters = checkpoints.restore(checkpoint)
         for path in (self._paths.metrics, self._paths.rollouts):
             _keep_steps_up_to(path, counters.step)
         return counters
@@ -162,7 +183,13 @@ class _Trainer:
         config, settings = self._config, self._config.trainer
         sink = self._wandb()
         with httpx.Client(trust_env=False) as http:
-            source = RolloutClient(self._rollout_url(), http, self._stop.event, on_answer=self._polling)
+            source = RolloutClient(
+                self._rollout_url(),
+                http,
+                self._stop.event,
+                on_answer=self._polling,
+                retain=settings.save_checkpoint_interval > 0,  # else there is none to go back to before the end
+            )
             loop = self._loop = Loop(
                 settings,
                 backend,
@@ -287,6 +314,7 @@ def _rewards(metrics: Path) -> list[float]:
 
 def _report_failure(paths: RunPaths, error: str, hint: str) -> None:
     step = _last_step(paths.metrics)
+    error = redact_text(error, secret_values(os.environ))
     report = ChildReport(
         process="trainer", status="failed", step=step, error=error, hint=hint or None, finished_at=utc_now()
     )

@@ -1,7 +1,8 @@
 """The training loop: lease a batch, step, publish, record, acknowledge.
 
 Invariants: step N is the N-th batch taken and has exactly one line in ``metrics.jsonl``; a batch is acknowledged only
-after that line is written; a batch without signal changes neither the weights nor the policy version.
+after that line is written, and kept by its source until a checkpoint covers its step; a batch without signal changes
+neither the weights nor the policy version.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class BatchSource(Protocol):
 
     def next_batch(self) -> Lease | None: ...
     def acknowledge(self, lease: Lease) -> None: ...
+    def checkpointed(self, step: int) -> None:
+        """Batches up to this step need not come again."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,8 @@ class Loop:
 
         Raises TrainingFailedError, CheckpointError, EndpointError, or what the backend raised.
         """
+        if self._counters.step:
+            self._source.checkpointed(self._counters.step)
         try:
             while self._counters.step < self._total_steps and not self._stopping():
                 lease = self._source.next_batch()
@@ -159,7 +165,7 @@ class Loop:
             raise self._no_signal(batch)
         interval = self._config.save_checkpoint_interval
         if interval and self._counters.step % interval == 0:
-            self._checkpoints.save(self._counters)
+            self._save()
         return True
 
     def _note(self, batch: TrainingBatch) -> None:
@@ -245,7 +251,11 @@ class Loop:
             error.add_note(f"Besides: {second}")
 
     def _save(self) -> Path | None:
-        return self._checkpoints.save(self._counters) if self._counters.step else None
+        if not self._counters.step:
+            return None
+        folder = self._checkpoints.save(self._counters)
+        self._source.checkpointed(self._counters.step)
+        return folder
 
     def _last_good(self) -> str:
         """The weights of the last step are good; they are kept before the run fails."""

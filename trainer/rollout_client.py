@@ -1,7 +1,8 @@
 """The trainer's side of the trajectory API: register, lease a batch, acknowledge it once it is trained.
 
 Invariant: a batch is acknowledged only after its step is on record. When an answer may have been lost, registering
-again brings back what was handed out and not acknowledged; so no batch is lost silently.
+again brings back what was handed out and not acknowledged; so no batch is lost silently. A registration always names
+the step the trainer is at: a step behind the API's says that the batches since then are wanted again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,19 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from hermes_rl_mcp.contracts.rollout_api import AcknowledgeRequest, BatchReply, Registration, ScoredData
+from hermes_rl_mcp.contracts.rollout_api import (
+    AcknowledgeRequest,
+    BatchReply,
+    CheckpointedRequest,
+    Registration,
+    ScoredData,
+)
 from hermes_rl_mcp.errors import EndpointError
 
 _REQUEST_TIMEOUT_S = 60.0
 """A large batch takes seconds to serialise; the API is on this machine."""
+_NOTICE_TIMEOUT_S = 10.0
+"""For what nothing depends on."""
 _PATIENCE_S = 120.0
 """Failures in a row for so long mean that the API is gone."""
 _FIRST_POLL_S = 0.01
@@ -48,12 +57,15 @@ class RolloutClient:
         stopping: Event,
         on_answer: Callable[[], None] = lambda: None,
         patience_s: float = _PATIENCE_S,
+        retain: bool = False,
     ) -> None:
+        """``retain``: the API keeps trained batches until ``checkpointed`` covers them."""
         self._base_url = base_url.rstrip("/")
         self._http = http
         self._stopping = stopping
         self._on_answer = on_answer
         self._patience_s = patience_s
+        self._retain = retain
         self._registration: Registration | None = None
         self._answer_lost = False
 
@@ -73,16 +85,29 @@ class RolloutClient:
         return None
 
     def acknowledge(self, lease: Lease) -> None:
-        """The batch was trained. Does nothing for a batch that came without a lease."""
+        """The batch was trained. A batch that came without a lease needs no word to the API."""
+        if self._registration is not None:
+            at = self._registration.starting_step + 1
+            self._registration = self._registration.model_copy(update={"starting_step": at})
         if lease.lease_id is None:
             return
-        body = AcknowledgeRequest(lease_id=lease.lease_id).model_dump_json()
+        body = AcknowledgeRequest(lease_id=lease.lease_id, retain=self._retain).model_dump_json()
         try:
             self._insist("acknowledge a batch", lambda: self._post("/acknowledge", body))
         except _UnknownLease as error:
             _log.warning(
                 "the rollout API no longer knows lease %s (%s); its batch may come again", lease.lease_id, error
             )
+
+    def checkpointed(self, step: int) -> None:
+        """Tried once: what is kept too long is forgotten at the next checkpoint."""
+        if not self._retain:
+            return
+        body = CheckpointedRequest(step=step).model_dump_json()
+        try:
+            self._post("/checkpointed", body, timeout_s=_NOTICE_TIMEOUT_S)
+        except (httpx.TransportError, _Unavailable, EndpointError) as error:
+            _log.warning("the rollout API did not take note of the checkpoint of step %d: %s", step, error)
 
     def _poll(self) -> Lease | None:
         if self._answer_lost:
@@ -117,13 +142,13 @@ class RolloutClient:
             self._post("/register", self._registration.model_dump_json())
         self._answer_lost = False
 
-    def _post(self, path: str, body: str) -> None:
+    def _post(self, path: str, body: str, timeout_s: float = _REQUEST_TIMEOUT_S) -> None:
         _json(
             self._http.post(
                 self._base_url + path,
                 content=body,
                 headers={"Content-Type": "application/json"},
-                timeout=_REQUEST_TIMEOUT_S,
+                timeout=timeout_s,
             )
         )
 

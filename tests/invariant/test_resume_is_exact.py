@@ -10,6 +10,7 @@ import torch
 from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, settings
 
+from hermes_rl_mcp.checkpoints import inspect
 from hermes_rl_mcp.errors import PreflightError
 from trainer.backends.base import Datum, SampleRequest
 from trainer.backends.local.backend import LocalBackend
@@ -61,7 +62,7 @@ def test_samples_losses_and_weights_are_bit_identical_after_a_restore(
     saved = _checkpoints(tmp_path, whole).save(
         Counters(step=3, optimizer_steps=3, policy_version=3, steps_without_signal=0)
     )
-    counters = _checkpoints(tmp_path, resumed).restore(saved)
+    counters = _checkpoints(tmp_path, resumed).restore(inspect(saved))
     assert (counters.step, resumed.policy_version) == (3, 3)
     assert [_step(whole) for _ in range(3)] == [_step(resumed) for _ in range(3)]
     for one, other in zip(whole._model.adapter_parameters(), resumed._model.adapter_parameters(), strict=True):
@@ -75,7 +76,7 @@ def test_without_the_optimizer_state_the_next_step_would_differ(tmp_path: Path, 
     saved = _checkpoints(tmp_path, whole).save(
         Counters(step=2, optimizer_steps=2, policy_version=2, steps_without_signal=0)
     )
-    _checkpoints(tmp_path, other).restore(saved)
+    _checkpoints(tmp_path, other).restore(inspect(saved))
     other._learner.optimizer.state.clear()
     assert _step(whole)[:2] == _step(other)[:2]
     assert not torch.equal(whole._model.adapter_parameters()[1], other._model.adapter_parameters()[1])

@@ -16,10 +16,10 @@ from three_processes import NONCE, PREFIX, Run, run_directory
 from tiny_llama import build_tiny_llama
 from transformers import AutoModelForCausalLM
 
+from hermes_rl_mcp.checkpoints import last_complete, read_marker
 from hermes_rl_mcp.contracts.records import METRIC_NAMES, RolloutLine, TrainerSummary
 from hermes_rl_mcp.contracts.sampling_api import SamplingHealth
 from hermes_rl_mcp.paths import install_root
-from trainer.checkpoints import last_complete, read_marker
 
 READY_S = 90.0
 EXIT_S = 90.0

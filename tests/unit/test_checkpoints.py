@@ -16,9 +16,10 @@ from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, settings
 from transformers import AutoModelForCausalLM
 
+from hermes_rl_mcp.checkpoints import ADAPTER, MARKER, last_complete, read_marker
 from trainer.backends.local.backend import LocalBackend
 from trainer.backends.local.base_hash import weights_sha256
-from trainer.checkpoints import ADAPTER, MARKER, Checkpoints, Counters, last_complete, read_marker
+from trainer.checkpoints import Checkpoints, Counters
 from trainer.failures import CheckpointError
 
 

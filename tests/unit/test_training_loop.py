@@ -12,10 +12,11 @@ import torch
 from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, settings
 
+from hermes_rl_mcp.checkpoints import read_marker
 from hermes_rl_mcp.contracts.records import METRIC_NAMES, RolloutLine
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from trainer.backends.local.backend import LocalBackend
-from trainer.checkpoints import Checkpoints, read_marker
+from trainer.checkpoints import Checkpoints
 from trainer.failures import TrainingFailedError
 from trainer.loop import Loop, Outcome, Recorders
 from trainer.metrics import JsonLines, LastEvaluation
@@ -48,6 +49,7 @@ class Listed:
         self._batches = batches
         self._metrics = metrics
         self.acknowledged: list[str] = []
+        self.covered: list[int] = []
 
     def next_batch(self) -> Lease | None:
         return Lease(self._batches.pop(0), str(len(self._batches))) if self._batches else None
@@ -56,6 +58,10 @@ class Listed:
         assert lease.lease_id is not None
         self.acknowledged.append(lease.lease_id)
         assert len(self._metrics.read_text().splitlines()) == len(self.acknowledged)
+
+    def checkpointed(self, step: int) -> None:
+        assert read_marker(self._metrics.parent / "checkpoints" / f"step_{step}") is not None
+        self.covered.append(step)
 
 
 class Rig:
@@ -177,6 +183,7 @@ def test_checkpoints_come_by_interval_and_at_the_end(rig: Rig) -> None:
     outcome = rig.run([SIGNAL] * 5, save_checkpoint_interval=2)
     folder = rig.folder / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_2", "step_4", "step_5"]
+    assert rig.source.covered == [2, 4, 5]
     assert outcome.checkpoint == folder / "step_5"
     marker = read_marker(folder / "step_5")
     assert marker is not None and marker.policy_version == 5
