@@ -21,7 +21,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from hermes_rl_mcp.contracts.rollout_api import AcknowledgeRequest, EnvIdentifier, RegisterEnv, Registration
+from hermes_rl_mcp.contracts.rollout_api import (
+    AcknowledgeRequest,
+    CheckpointedRequest,
+    EnvIdentifier,
+    RegisterEnv,
+    Registration,
+)
 from hermes_rl_mcp.errors import NotFoundError
 from hermes_rl_mcp.rollout_api.bodies import BadGzipError, BodyTooLargeError, inflate, is_gzip, read_body
 from hermes_rl_mcp.rollout_api.delivery import StoredJSON
@@ -74,6 +80,7 @@ def create_app(rollouts: Rollouts, *, nonce: str = "", path_prefix: str = "", an
         ("/info", ["GET"], rim.info),
         ("/batch", ["GET"], rim.batch),
         ("/acknowledge", ["POST"], rim.acknowledge),
+        ("/checkpointed", ["POST"], rim.checkpointed),
         ("/latest_example", ["GET"], rim.latest_example),
         ("/scored_data", ["POST"], rim.scored_data),
         ("/scored_data_list", ["POST"], rim.scored_data_list),
@@ -170,7 +177,12 @@ class _Rim:
         return StoredJSON(parts, self._compressor, stall_s=self._rollouts.limits.write_stall_s, on_end=on_end)
 
     async def acknowledge(self, request: Request) -> Response:
-        self._rollouts.acknowledge((await self._parse(request, AcknowledgeRequest)).lease_id)
+        done = await self._parse(request, AcknowledgeRequest)
+        self._rollouts.acknowledge(done.lease_id, retain=done.retain)
+        return JSONResponse({"status": "success"})
+
+    async def checkpointed(self, request: Request) -> Response:
+        self._rollouts.checkpointed((await self._parse(request, CheckpointedRequest)).step)
         return JSONResponse({"status": "success"})
 
     # Environments

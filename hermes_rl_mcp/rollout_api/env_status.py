@@ -28,7 +28,7 @@ def env_status(rollouts: Rollouts, env_id: int) -> StatusEnvReply:
     live = rollouts.live()
     queued: dict[int | None, int] = {}
     largest = 1
-    for group in state.queue.values():
+    for group in state.queued():
         queued[group.env_id] = queued.get(group.env_id, 0) + group.size
         largest = max(largest, group.size)
     mine = queued.pop(env_id, 0)

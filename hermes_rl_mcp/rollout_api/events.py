@@ -14,7 +14,8 @@ from hermes_rl_mcp.rollout_api.groups import Group
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A trainer takes over. Groups larger than its batch go."""
+    """A trainer takes over at ``step``: batches kept behind it are to be trained again. Groups larger than its batch
+    go."""
 
     registration: Registration
     uuid: int
@@ -75,7 +76,7 @@ class HandedOut:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A batch that was not received goes back to the head of the queue."""
+    """A batch that was not received is handed out again, whole, before the queue."""
 
     batch_id: str
 
@@ -89,7 +90,26 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
+    """A batch was trained. ``retain``: it is kept until a checkpoint covers its step."""
+
     batch_id: str
+    retain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a retaining ``Acknowledged`` came to, in a rewritten journal: these queued groups were trained as a step."""
+
+    batch_id: str
+    step: int
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Kept batches up to this step go."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +138,8 @@ Event: TypeAlias = (
     | Returned
     | Written
     | Acknowledged
+    | Kept
+    | Forgotten
     | Reset
     | Counted
 )

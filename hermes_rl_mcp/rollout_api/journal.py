@@ -39,6 +39,7 @@ _PLAIN: dict[str, Callable[..., events.Event]] = {
     "returned": events.Returned,
     "written": events.Written,
     "acknowledged": events.Acknowledged,
+    "forgotten": events.Forgotten,
     "reset": events.Reset,
 }
 """Events whose fields are JSON values as they are."""
@@ -174,6 +175,8 @@ def _body(event: events.Event) -> list[bytes]:
             fields = {"kind": "released", "env_id": env_id, "seqs": seqs}
         case events.HandedOut(batch_id, leased, seqs):
             fields = {"kind": "handed_out", "batch_id": batch_id, "leased": leased, "seqs": seqs}
+        case events.Kept(batch_id, step, seqs):
+            fields = {"kind": "kept", "batch_id": batch_id, "step": step, "seqs": seqs}
         case events.Counted(step, next_seq, received, acknowledged):
             fields = {"kind": "counted", "step": step, "next_seq": next_seq, "received": received}
             fields["acknowledged"] = acknowledged
@@ -200,6 +203,8 @@ def decode(line: bytes) -> events.Event:
         return events.Released(fields["env_id"], tuple(fields["seqs"]))
     if kind == "handed_out":
         return events.HandedOut(fields["batch_id"], fields["leased"], tuple(fields["seqs"]))
+    if kind == "kept":
+        return events.Kept(fields["batch_id"], fields["step"], tuple(fields["seqs"]))
     if kind == "counted":
         fields["acknowledged"] = tuple(fields["acknowledged"])
         return events.Counted(**fields)

@@ -6,6 +6,7 @@ No HTTP. The clock and the source of ids are passed in. Not thread-safe: one eve
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
@@ -33,6 +34,8 @@ from hermes_rl_mcp.rollout_api.state import BatchOut, State
 log = logging.getLogger(__name__)
 
 DEFAULT_ENV_NAME = "env"
+KEPT_INTERVALS = 2
+"""Checkpoint intervals for which trained batches are kept at most: one is needed, the second forgives a late word."""
 WAIT_FOR_TRAINER = "wait for trainer to start"
 
 
@@ -86,6 +89,7 @@ class Rollouts:
         self._handed_at: dict[str, float] = {}
         self._contacts: dict[int, float] = {}
         self._next_warning = -math.inf
+        self._warned_of_kept = False
         if journal:
             self._restore(journal)
 
@@ -97,15 +101,15 @@ class Rollouts:
         journal.start()
         now = self._clock()
         self._handed_at = dict.fromkeys(self.state.out, now)
-        self._contacts = dict.fromkeys(range(len(self.state.environments)), now)
         self._take_back(batch for batch in self.state.out.values() if not batch.leased)
         for env_id in list(self.state.buffers):
             self._release(env_id)
         if self.state.received or self.state.registration:
             log.info(
-                "Journal restored: step %d, %d groups waiting, %d leases, %d environments",
+                "Journal restored: step %d, %d batches kept, %d groups waiting, %d leases, %d environments",
                 self.state.step,
-                len(self.state.queue),
+                len(self.state.kept),
+                self.state.queue_size,
                 len(self.state.out),
                 len(self.state.environments),
             )
@@ -126,13 +130,17 @@ class Rollouts:
         self.state.apply(event)
 
     def _tidy_journal(self) -> None:
-        if self._journal and self._journal.needs_rewrite(self.state.live_bytes):
+        if self._journal and self._journal.needs_rewrite(self.state.live_bytes + self.state.kept_bytes):
             self._journal.rewrite(self.state.snapshot())
 
     # Trainer
 
     def register(self, registration: Registration) -> int:
-        """The trainer's id. Repeating a registration changes nothing but brings unacknowledged batches back."""
+        """The trainer's id. Unacknowledged batches come back; repeating a registration changes nothing else.
+
+        Another registration sets the step. Batches kept behind ``starting_step`` come first then, each whole and in
+        order; then those that were out, also whole; then the queue.
+        """
         if not 1 <= registration.batch_size <= self.limits.batch_size:
             raise FieldError.one(
                 ("batch_size",), f"is {registration.batch_size}; it must be 1 to {self.limits.batch_size} sequences"
@@ -141,7 +149,10 @@ class Rollouts:
             _check_fit(registration.batch_size, environment.group_size, ("batch_size",))
         self._take_back(batch for batch in self.state.out.values() if batch.leased)
         if registration != self.state.registration:
-            before = self.state.live_groups
+            before = self.state.live_groups + sum(
+                len(batch.groups) for step, batch in self.state.kept.items() if step > registration.starting_step
+            )
+            self._say_if_fewer(registration.starting_step)
             number = self._new_id().int
             self._commit(events.Registered(registration, number, registration.starting_step))
             if lost := before - self.state.live_groups:
@@ -152,6 +163,18 @@ class Rollouts:
                 )
         return self.state.uuid
 
+    def _say_if_fewer(self, starting_step: int) -> None:
+        lacking = [step for step in range(starting_step + 1, self.state.step + 1) if step not in self.state.kept]
+        if lacking and self.state.kept:
+            log.warning(
+                "The trainer starts at step %d; %d batches trained since then are no longer kept (steps %d to %d). "
+                "It gets others in their place",
+                starting_step,
+                len(lacking),
+                lacking[0],
+                lacking[-1],
+            )
+
     def hand_out(self, *, leased: bool) -> BatchOut | None:
         """The next batch, or None while none is complete. The caller must report ``written`` or ``not_written``."""
         registration = self.state.registration
@@ -161,21 +184,28 @@ class Rollouts:
             self._commit(events.Started())
         if leased:
             self._take_back(self._overdue())
-        seqs = list(self.state.queue)
-        groups = list(self.state.queue.values())
+        seqs = self._next(registration.batch_size)
+        if seqs is None:
+            return None
+        batch_id = self._new_id().hex
+        self._commit(events.HandedOut(batch_id, leased, seqs))
+        self._handed_at[batch_id] = self._clock()
+        return self.state.out[batch_id]
+
+    def _next(self, batch_size: int) -> tuple[int, ...] | None:
+        if self.state.again:
+            return tuple(self.state.again[0].groups)
+        seqs, groups = list(self.state.queue), list(self.state.queue.values())
         chosen = choose_batch(
             [group.size for group in groups],
             [group.env_id for group in groups],
-            registration.batch_size,
-            self._minimums(registration.batch_size),
+            batch_size,
+            self._minimums(batch_size),
         )
         if chosen is None:
-            self._warn_if_stuck(groups, registration.batch_size)
+            self._warn_if_stuck(groups, batch_size)
             return None
-        batch_id = self._new_id().hex
-        self._commit(events.HandedOut(batch_id, leased, tuple(seqs[index] for index in chosen)))
-        self._handed_at[batch_id] = self._clock()
-        return self.state.out[batch_id]
+        return tuple(seqs[index] for index in chosen)
 
     def _warn_if_stuck(self, groups: Sequence[Group], batch_size: int) -> None:
         sequences, now = sum(group.size for group in groups), self._clock()
@@ -203,10 +233,13 @@ class Rollouts:
             log.warning("A batch of %d groups could not be delivered; it is kept", len(batch.groups))
             self._take_back([batch])
 
-    def acknowledge(self, lease_id: str) -> None:
+    def acknowledge(self, lease_id: str, *, retain: bool = False) -> None:
+        """The batch was trained. ``retain``: a trainer that registers with an earlier step gets it again."""
         batch = self.state.out.get(lease_id)
         if batch and batch.leased:
-            self._commit(events.Acknowledged(lease_id))
+            self._commit(events.Acknowledged(lease_id, retain))
+            self._handed_at.pop(lease_id, None)
+            self._bound_kept()
             self._tidy_journal()
         elif lease_id not in self.state.acknowledged:
             raise NotFoundError(
@@ -215,13 +248,33 @@ class Rollouts:
                 hint="Ask for the next batch.",
             )
 
+    def checkpointed(self, step: int) -> None:
+        """Batches up to this step need not be kept."""
+        if any(kept <= step for kept in self.state.kept):
+            self._commit(events.Forgotten(step))
+            self._tidy_journal()
+
+    def _bound_kept(self) -> None:
+        """The oldest goes: a resumed trainer then gets fewer of its batches again, and new ones in their place."""
+        state, interval = self.state, self.state.registration.save_checkpoint_interval if self.state.registration else 0
+        most = KEPT_INTERVALS * interval if interval > 0 else self.limits.kept_batches
+        while len(state.kept) > most or (state.kept_bytes > self.limits.kept_bytes and len(state.kept) > 1):
+            if not self._warned_of_kept:
+                self._warned_of_kept = True
+                log.warning(
+                    "%d trained batches (%d bytes) are in no checkpoint yet; from here on the oldest are not kept, and "
+                    "a resumed run trains on others in their place. Checkpoint more often to keep them all",
+                    len(state.kept),
+                    state.kept_bytes,
+                )
+            self._commit(events.Forgotten(min(state.kept)), already_true=True)
+
     def _overdue(self) -> list[BatchOut]:
         oldest = self._clock() - self.limits.lease_timeout_s
         return [b for b in self.state.out.values() if b.leased and self._handed_at[b.batch_id] <= oldest]
 
     def _take_back(self, batches: Iterable[BatchOut]) -> None:
-        newest_first = sorted(batches, key=lambda batch: min(batch.groups), reverse=True)
-        for batch in newest_first:  # so that the oldest ends up at the head
+        for batch in list(batches):
             self._commit(events.Returned(batch.batch_id), already_true=True)
             self._handed_at.pop(batch.batch_id, None)
 
@@ -242,18 +295,23 @@ class Rollouts:
             )
         name = request.desired_name or DEFAULT_ENV_NAME
         request = request.model_copy(update={"desired_name": name})
-        same = sum(environment.request.desired_name == name for environment in self.state.environments)
-        self._commit(events.EnvRegistered(request, f"{name}_{same}"))
+        wandb_name = self._free_name(name)
+        self._commit(events.EnvRegistered(request, wandb_name))
         self._contacts[env_id] = self._clock()
         return RegisterEnvReply(
             status="success",
             env_id=env_id,
-            wandb_name=f"{name}_{same}",
+            wandb_name=wandb_name,
             checkpoint_dir=registration.checkpoint_dir,
             starting_step=self.state.step,
             checkpoint_interval=registration.save_checkpoint_interval,
             num_steps=registration.num_steps,
         )
+
+    def _free_name(self, name: str) -> str:
+        """An environment that takes the place of one that is gone goes on under its name."""
+        taken = {self.state.environments[env_id].wandb_name for env_id in self.live()}
+        return next(free for number in itertools.count() if (free := f"{name}_{number}") not in taken)
 
     def disconnect_env(self, env_id: int) -> bool:
         """Whether there is such an environment."""
@@ -269,12 +327,13 @@ class Rollouts:
             self._contacts[env_id] = self._clock()
 
     def live(self) -> dict[int, RegisterEnv]:
-        """Environments that are connected and were heard of lately, by id."""
+        """Environments that are connected and were heard of lately, by id. After a restart of this server: since then,
+        for the journal may be that of a run whose environment died with it."""
         since = self._clock() - self.limits.environment_silent_s
         return {
             env_id: environment.request
             for env_id, environment in enumerate(self.state.environments)
-            if environment.connected and self._contacts.get(env_id, since) >= since
+            if environment.connected and self._contacts.get(env_id, -math.inf) >= since
         }
 
     def _minimums(self, batch_size: int) -> dict[int, int]:
@@ -379,7 +438,7 @@ class Rollouts:
         return WandbInfoReply(group=registration.wandb_group, project=registration.wandb_project)
 
     def status(self) -> StatusReply:
-        return StatusReply(current_step=self.state.step, queue_size=len(self.state.queue))
+        return StatusReply(current_step=self.state.step, queue_size=self.state.queue_size)
 
     @property
     def batches_out(self) -> int:
@@ -394,7 +453,7 @@ class Rollouts:
             trainer_started=self.state.started,
             environments=len(self.live()),
             current_step=self.state.step,
-            queue_size=len(self.state.queue),
+            queue_size=self.state.queue_size,
             batches_out=self.batches_out,
             groups_received=self.state.received,
             groups_rejected=self.refused,

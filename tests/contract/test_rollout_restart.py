@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from rollout_rig import RolloutServer, group, run_of_tags, running
+from rollout_rig import RolloutServer, env_registration, group, run_of_tags, running, tag_of
 
 
 @pytest.fixture
@@ -79,6 +79,67 @@ def test_a_reset_is_remembered(api: RolloutServer) -> None:
     api.kill_and_restart()
     assert api.client.get("/status").json() == {"current_step": 0, "queue_size": 0}
     assert api.client.get("/info").json()["batch_size"] == -1
+
+
+def train(api: RolloutServer, count: int) -> list[list[int]]:
+    """Batches as our trainer takes them: acknowledged, and kept until a checkpoint."""
+    taken = []
+    for _ in range(count):
+        reply = api.batch(lease=True)
+        body = {"lease_id": reply["lease_id"], "retain": True}
+        assert api.client.post("/acknowledge", json=body).json() == {"status": "success"}
+        taken.append([tag_of(item) for item in reply["batch"]])
+    return taken
+
+
+def test_a_resumed_trainer_gets_the_batches_behind_its_checkpoint_again_then_those_in_training_then_the_queue(
+    api: RolloutServer, tmp_path: Path
+) -> None:
+    api.register()
+    for tag, size in enumerate([3, 4, 4, 5, 4, 4, 4, 4]):
+        api.post(group(tag, size=size))
+    taken = train(api, 2)
+    assert taken == [[0, 3], [1, 2]]
+    reply = api.client.post("/checkpointed", json={"step": 1})
+    assert (reply.status_code, reply.json()) == (200, {"status": "success"})
+    in_training = api.tags(lease=True)
+    api.kill_and_restart()
+    assert api.step() == 2
+    api.register(starting_step=1, checkpoint_dir="the resumed run's")
+    assert api.client.get("/status").json() == {"current_step": 1, "queue_size": 6}
+    api.kill_and_restart()  # also between the two
+    assert train(api, 3) == [[1, 2], in_training, [6, 7]]
+    assert api.step() == 4
+    api.kill_and_restart()
+    api.register(starting_step=2, checkpoint_dir="once more")
+    again = api.batch(lease=True)
+    assert [tag_of(item) for item in again["batch"]] == in_training
+    assert api.tags(lease=True) == [6, 7] and api.tags(lease=True) is None
+
+
+def test_an_environment_of_the_time_before_the_restart_counts_once_it_is_heard_of(api: RolloutServer) -> None:
+    api.register()
+    for _ in range(2):
+        api.register_env(desired_name="alive")
+    api.kill_and_restart()
+    assert api.client.get("/health").json()["environments"] == 0
+    assert api.client.get("/status-env", params={"env_id": 1}).status_code == 200
+    assert api.client.get("/health").json()["environments"] == 1
+    # The one that was not heard of is gone; its successor goes on under its name.
+    names = [api.client.post("/register-env", json=env_registration(desired_name="alive")).json() for _ in range(2)]
+    assert [(reply["env_id"], reply["wandb_name"]) for reply in names] == [(2, "alive_0"), (3, "alive_2")]
+
+
+def test_what_a_checkpoint_covers_does_not_come_again_after_a_kill(api: RolloutServer) -> None:
+    api.register(batch_size=4)
+    for tag in range(4):
+        api.post(group(tag))
+    train(api, 3)
+    api.client.post("/checkpointed", json={"step": 2})
+    api.kill_and_restart()
+    api.register(batch_size=4, starting_step=0, checkpoint_dir="another")
+    assert run_of_tags(api) == [2, 3]
+    assert api.client.post("/checkpointed", json={}).status_code == 422
 
 
 def test_what_was_answered_before_a_kill_under_load_is_there_after_it(api: RolloutServer) -> None:

@@ -43,14 +43,14 @@ def rollouts(clock: Clock) -> Rollouts:
     return made
 
 
-def registration(batch_size: int = 8, starting_step: int = 0) -> Registration:
+def registration(batch_size: int = 8, starting_step: int = 0, interval: int = 0) -> Registration:
     return Registration(
         wandb_group="g",
         wandb_project="p",
         batch_size=batch_size,
         max_token_len=64,
         checkpoint_dir="c",
-        save_checkpoint_interval=1,
+        save_checkpoint_interval=interval,
         starting_step=starting_step,
         num_steps=50,
     )
@@ -197,6 +197,116 @@ def test_environments_registered_in_a_loop_are_bounded() -> None:
         rollouts.register_env(env())
 
 
+def train(rollouts: Rollouts, count: int) -> list[list[int]]:
+    """Batches as our trainer takes them: kept until a checkpoint."""
+    taken = []
+    for _ in range(count):
+        batch = rollouts.hand_out(leased=True)
+        assert batch
+        rollouts.acknowledge(batch.batch_id, retain=True)
+        taken.append([int(group.raw) for group in batch.groups.values()])
+    return taken
+
+
+def drained(rollouts: Rollouts) -> list[list[int]]:
+    found = []
+    while (batch := tags(rollouts, leased=True)) is not None:
+        found.append(batch)
+    return found
+
+
+def test_a_trainer_that_goes_back_gets_its_batches_again_whole_and_in_order(rollouts: Rollouts) -> None:
+    for tag, size in enumerate([5, 4, 4, 4, 3, 8, 4, 8]):
+        post(rollouts, tag, size)
+    taken = train(rollouts, 3)
+    assert taken == [[0, 4], [1, 2], [3, 6]]
+    rollouts.checkpointed(1)
+    assert tags(rollouts, leased=True) == [5]  # out when the trainer dies
+    rollouts.register(registration(starting_step=1))
+    assert rollouts.state.step == 1
+    assert drained(rollouts) == [[1, 2], [3, 6], [5], [7]]
+
+
+def test_a_batch_that_comes_back_stays_the_batch_it_was(rollouts: Rollouts) -> None:
+    rollouts.hand_out(leased=False)
+    first = rollouts.register_env(env()).env_id
+    for tag in range(3):
+        post(rollouts, tag, env_id=first)
+    batch = rollouts.hand_out(leased=True)
+    second = rollouts.register_env(env(minimum=0.5)).env_id
+    post(rollouts, 3, env_id=second)
+    rollouts.register(registration())
+    assert rollouts.status().queue_size == 4
+    assert tags(rollouts, leased=True) == [0, 1]  # and not [0, 3], which the new share would ask for
+    assert batch and tags(rollouts, leased=True) == [2, 3]
+
+
+def test_batches_come_back_in_the_order_in_which_they_were_handed_out(rollouts: Rollouts) -> None:
+    for tag in range(8):
+        post(rollouts, tag)
+    out = [rollouts.hand_out(leased=True) for _ in range(3)]
+    for position in (1, 2, 0):
+        batch = out[position]
+        assert batch
+        rollouts.not_written(batch.batch_id)
+    assert drained(rollouts) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_batches_that_a_checkpoint_covers_do_not_come_again(rollouts: Rollouts) -> None:
+    for tag in range(8):
+        post(rollouts, tag)
+    train(rollouts, 4)
+    rollouts.checkpointed(3)
+    rollouts.checkpointed(2)
+    assert list(rollouts.state.kept) == [4] and rollouts.state.kept_bytes == 2
+    rollouts.checkpointed(9)
+    assert not rollouts.state.kept and rollouts.state.kept_bytes == 0
+
+
+def test_a_trainer_that_does_not_go_back_sees_nothing_of_kept_batches(rollouts: Rollouts) -> None:
+    for tag in range(6):
+        post(rollouts, tag)
+    train(rollouts, 2)
+    rollouts.register(registration())  # an answer got lost; nothing was asked to be trained again
+    assert rollouts.state.step == 2 and rollouts.status().queue_size == 2
+    rollouts.register(registration(starting_step=2))
+    assert drained(rollouts) == [[4, 5]]
+    assert not rollouts.state.kept
+
+
+def test_another_batch_size_takes_batches_apart_and_keeps_their_groups_in_order(rollouts: Rollouts) -> None:
+    for tag in range(8):
+        post(rollouts, tag)
+    train(rollouts, 2)
+    rollouts.hand_out(leased=True)
+    rollouts.register(registration(batch_size=16))
+    assert drained(rollouts) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_batches_without_a_checkpoint_are_kept_for_two_intervals_and_the_loss_is_said_once(
+    rollouts: Rollouts, caplog: pytest.LogCaptureFixture
+) -> None:
+    rollouts.register(registration(interval=3))
+    for tag in range(20):
+        post(rollouts, tag)
+    train(rollouts, 9)
+    assert list(rollouts.state.kept) == [4, 5, 6, 7, 8, 9]
+    assert len([line for line in caplog.messages if "Checkpoint more often" in line]) == 1
+    rollouts.register(registration(starting_step=2))
+    assert any("steps 3 to 3" in line for line in caplog.messages)
+    assert drained(rollouts)[0] == [6, 7]
+
+
+def test_kept_batches_are_bounded_in_bytes_and_push_nobody_back(clock: Clock) -> None:
+    rollouts = Rollouts(Limits(kept_bytes=5, queue_bytes=4, queue_groups=3), clock=clock)
+    rollouts.register(registration(batch_size=4))
+    for tag in range(10, 20):
+        post(rollouts, tag)  # each of two bytes: two are all that the queue can hold
+        train(rollouts, 1)
+    assert list(rollouts.state.kept) == [9, 10]
+    assert rollouts.state.live_bytes == 0
+
+
 class FullDisk(Journal):
     """A journal whose disk can be full."""
 
@@ -251,6 +361,7 @@ class Life(RuleBasedStateMachine):
         self.rollouts = Rollouts(clock=self.clock)
         self.sent = 0
         self.finished: list[int] = []
+        self.handed: dict[int, tuple[int, ...]] = {}
 
     @rule(size=st.integers(1, 8), env_id=st.sampled_from([None, 0, 1]))
     def submit(self, size: int, env_id: int | None) -> None:
@@ -259,6 +370,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(starting_step=st.integers(0, 2))
     def register(self, starting_step: int) -> None:
+        if registration(starting_step=starting_step) != self.rollouts.state.registration:
+            self._forget(starting_step)
         self.rollouts.register(registration(starting_step=starting_step))
 
     @rule(minimum=st.sampled_from([None, 0.5]))
@@ -273,18 +386,31 @@ class Life(RuleBasedStateMachine):
         if batch is None:
             return "none"
         assert sum(group.size for group in batch.groups.values()) == 8
+        together = tuple(int(group.raw) for group in batch.groups.values())
+        assert all(self.handed.setdefault(tag, together) == together for tag in together)
         return batch.batch_id
 
-    @rule(batch_id=consumes(batches))
-    def finish(self, batch_id: str) -> None:
+    @rule(batch_id=consumes(batches), retain=st.booleans())
+    def finish(self, batch_id: str, retain: bool) -> None:
         batch = self.rollouts.state.out.get(batch_id)
         if batch is None:
             return
         if batch.leased:
-            self.rollouts.acknowledge(batch_id)
+            self.rollouts.acknowledge(batch_id, retain=retain)
         else:
             self.rollouts.written(batch_id)
-        self.finished += [int(group.raw) for group in batch.groups.values()]
+        if not (batch.leased and retain):
+            self.finished += [int(group.raw) for group in batch.groups.values()]
+
+    @rule(behind=st.integers(0, 3))
+    def checkpointed(self, behind: int) -> None:
+        step = self.rollouts.state.step - behind
+        self._forget(step)
+        self.rollouts.checkpointed(step)
+
+    def _forget(self, step: int) -> None:
+        covered = [batch for trained, batch in self.rollouts.state.kept.items() if trained <= step]
+        self.finished += [int(group.raw) for batch in covered for group in batch.groups.values()]
 
     @rule(batch_id=batches)
     def lose(self, batch_id: str) -> None:
@@ -297,9 +423,12 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def every_group_is_in_one_place(self) -> None:
         state = self.rollouts.state
-        places = [state.queue, *state.buffers.values(), *(batch.groups for batch in state.out.values())]
+        batches = [*state.out.values(), *state.again]
+        places = [state.queue, *state.buffers.values(), *(batch.groups for batch in batches)]
         stored = [int(group.raw) for place in places for group in place.values()]
-        assert sorted(stored + self.finished) == list(range(self.sent))
+        kept = [group.raw for batch in state.kept.values() for group in batch.groups.values()]
+        assert sorted(stored + self.finished + [int(raw) for raw in kept]) == list(range(self.sent))
+        assert state.kept_bytes == sum(map(len, kept))
         assert state.live_groups == len(stored)
         assert state.live_bytes == sum(len(group.raw) for place in places for group in place.values())
 
@@ -309,7 +438,7 @@ class Life(RuleBasedStateMachine):
         for event in state.snapshot():
             again.apply(event)
         for name in (field.name for field in dataclasses.fields(State)):
-            if name not in ("latest", "buffers"):
+            if name not in ("latest", "buffers", "turns"):
                 assert getattr(again, name) == getattr(state, name), name
         assert list(again.queue) == list(state.queue)
         assert [b for b in again.buffers.values() if b] == [b for b in state.buffers.values() if b]

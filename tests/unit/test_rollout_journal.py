@@ -41,6 +41,9 @@ EVERY_KIND: list[events.Event] = [
     events.Returned("b"),
     events.Written("b"),
     events.Acknowledged("b"),
+    events.Acknowledged("c", retain=True),
+    events.Kept("c", 7, (3, 4)),
+    events.Forgotten(7),
     events.Counted(7, 8, 9, ("b", "c")),
     events.Reset(),
 ]
