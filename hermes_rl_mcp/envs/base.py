@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
+from hermes_rl_mcp.envs.groups import MissingScoreError
 from hermes_rl_mcp.envs.sampling import SamplingClient
 from hermes_rl_mcp.envs.tokenizer import load_tokenizer
 from hermes_rl_mcp.envs.trajectory import Completion, Message, ScoredDataGroup, ScoredDataItem, Trajectory, group_of
@@ -183,8 +185,8 @@ class BaseEnv:
         """The trajectory with what ``score_answer`` says of its last completion."""
         result = self.score_answer(item, trajectory.last)
         verdict = await result if inspect.isawaitable(result) else result
-        score = verdict if isinstance(verdict, Score) else Score(float(verdict))
-        return trajectory.item(score.value, score.parts)
+        score = verdict if isinstance(verdict, Score) else Score(verdict)
+        return trajectory.item(_finite(score.value), score.parts)
 
     @classmethod
     def cli(cls) -> None:
@@ -243,3 +245,14 @@ class BaseEnv:
                 f"{ROLLOUT_ATTEMPTS} times{why}"
             ) from failure
         return group_of(items)
+
+
+def _finite(score: object) -> float:
+    """Whatever else counts as a number (numpy's, torch's, text of one) is fine. Raises MissingScoreError."""
+    try:
+        value = float(score)  # type: ignore[arg-type]  # user code; what it gives is found out here
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise MissingScoreError(f"score_answer gave {score!r}, which is no finite number")
+    return value

@@ -24,7 +24,7 @@ from hermes_rl_mcp.envs.evaluate import run_evaluation, table
 from hermes_rl_mcp.envs.loading import load_environment
 from hermes_rl_mcp.envs.options import Flags, Options, parse_flags, resolve
 from hermes_rl_mcp.envs.process import FORCED, Processor, check_total
-from hermes_rl_mcp.envs.reports import MetricLines, write_failure
+from hermes_rl_mcp.envs.reports import MetricLines, StateFile, write_failure
 from hermes_rl_mcp.envs.rollout_client import RolloutClient
 from hermes_rl_mcp.envs.serve import Worker
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, InvalidValueError
@@ -133,11 +133,16 @@ def _serve(environment: type[BaseEnv], flags: Flags, output: int) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         try:
-            await Worker(env, api, metrics).run(stop)
+            await Worker(env, api, metrics, StateFile(options.run_dir, _secrets(options))).run(stop)
         finally:
             await api.close()
 
     asyncio.run(_with(environment, options, run))
+
+
+def _secrets(options: Options) -> list[str]:
+    """What must not be told of the run's address."""
+    return [options.run.nonce, options.run.path_prefix] if options.run else []
 
 
 async def _with(environment: type[BaseEnv], options: Options, run: Callable[[BaseEnv], Any]) -> None:

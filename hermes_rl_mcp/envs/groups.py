@@ -15,12 +15,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_LOGPROB, ScoredData, SequenceNotes
+from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.files import now
 
 log = logging.getLogger(__name__)
 
 CONSECUTIVE_LIMIT = 20
 """Unusable groups in a row after which the environment gives up: by then it is no accident."""
+NO_SCORE = "no_score"
+"""Reason of a group whose scores are missing or not finite."""
+FAILED = "failed"
+"""Reason of a group that ended in an exception."""
 EQUAL_SCORES_LIMIT = 500
 """Groups in a row without any difference in score, when those are dropped here: the task has no signal."""
 
@@ -31,6 +37,10 @@ class BadGroupError(Exception):
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
         self.reason = reason
+
+
+class MissingScoreError(Exception):
+    """The environment gave something that is no finite number where a score belongs."""
 
 
 class GivingUpError(HermesRLError):
@@ -47,7 +57,8 @@ def checked(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadGroupError("invalid", f"{where}: {first['msg']}") from error
+        reason = NO_SCORE if first["loc"][:1] == ("scores",) else "invalid"
+        raise BadGroupError(reason, f"{where}: {first['msg']}, found {_short(first['input'])}") from error
     _check_size(data, group_size)
     for index, (tokens_T, masks_T) in enumerate(zip(data.tokens, data.masks, strict=True)):
         _check_sequence(data, index, tokens_T, masks_T)
@@ -58,7 +69,7 @@ def checked(
                 f"{max_token_len}; lower max_token_length or raise max_token_trainer_length",
             )
     if not all(math.isfinite(score) for score in data.scores):
-        raise BadGroupError("invalid", f"scores are not finite: {data.scores}")
+        raise BadGroupError(NO_SCORE, f"scores are not finite: {data.scores}")
     if refuse_equal_scores and len(data.scores) > 1 and len(set(data.scores)) == 1:
         raise BadGroupError("equal_scores", f"every score is {data.scores[0]}")
     return data
@@ -108,11 +119,13 @@ class Tally:
     equal_in_a_row: int = 0
     first_error: str = ""
     """Of the current row of unusable groups."""
+    first_reason: str = ""
+    """Its kind."""
 
     def count_sent(self) -> None:
         self.sent += 1
         self.unusable_in_a_row = self.equal_in_a_row = 0
-        self.first_error = ""
+        self.first_error = self.first_reason = ""
 
     def count_dropped(self, error: BadGroupError) -> None:
         self.dropped[error.reason] += 1
@@ -121,14 +134,14 @@ class Tally:
             log.info("group dropped: %s", error)
             return
         log.warning("group dropped (%s): %s", error.reason, error)
-        self._unusable(f"{error.reason}: {error}")
+        self._unusable(f"{error.reason}: {error}", error.reason)
 
     def count_failed(self, error: BaseException) -> None:
         self.failed += 1
         sentence = f"{type(error).__name__}: {error}"
         # The whole traceback once per row; twenty of the same would hide everything else.
         log.warning("group failed: %s", sentence, exc_info=error if self.unusable_in_a_row == 0 else None)
-        self._unusable(sentence)
+        self._unusable(sentence, NO_SCORE if _is_missing_score(error) else FAILED)
 
     def raise_if_hopeless(self) -> None:
         if self.unusable_in_a_row >= CONSECUTIVE_LIMIT:
@@ -152,9 +165,33 @@ class Tally:
             **named,
         }
 
-    def _unusable(self, sentence: str) -> None:
-        self.first_error = self.first_error or sentence
+    def state(self, running: int) -> EnvState:
+        """For ``env_state.json``."""
+        return EnvState(
+            time=now(),
+            sent=self.sent,
+            failed=self.failed,
+            dropped=sum(self.dropped.values()),
+            unusable_in_a_row=self.unusable_in_a_row,
+            first_error=self.first_error,
+            first_reason=self.first_reason,
+            running=running,
+        )
+
+    def _unusable(self, sentence: str, reason: str) -> None:
+        if not self.unusable_in_a_row:
+            self.first_error, self.first_reason = sentence, reason
         self.unusable_in_a_row += 1
+
+
+def _is_missing_score(error: BaseException) -> bool:
+    """The error itself, or the one that made a group's rollouts fail."""
+    return isinstance(error, MissingScoreError) or isinstance(error.__cause__, MissingScoreError)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 @dataclass

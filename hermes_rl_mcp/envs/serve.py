@@ -20,7 +20,7 @@ from hermes_rl_mcp.envs.base import BaseEnv, RolloutsFailedError
 from hermes_rl_mcp.envs.config import EvalHandling
 from hermes_rl_mcp.envs.evaluate import run_evaluation
 from hermes_rl_mcp.envs.groups import BadGroupError, Interval, Tally, checked
-from hermes_rl_mcp.envs.reports import MetricLines
+from hermes_rl_mcp.envs.reports import MetricLines, StateFile
 from hermes_rl_mcp.envs.rollout_client import RolloutClient, UnregisteredError
 from hermes_rl_mcp.errors import InvalidValueError
 
@@ -39,10 +39,11 @@ LONGEST_PAUSE_S = 1.0
 class Worker:
     """One environment serving one rollout API."""
 
-    def __init__(self, env: BaseEnv, api: RolloutClient, metrics: MetricLines) -> None:
+    def __init__(self, env: BaseEnv, api: RolloutClient, metrics: MetricLines, state: StateFile) -> None:
         self.env = env
         self.api = api
         self.metrics = metrics
+        self.state = state
         self.tally = Tally()
         self.backlog: deque[Any] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +72,7 @@ class Worker:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
+            self.state.offer(self.tally.state(running=0), last=True)
             if self._env_id >= 0:
                 await self.api.disconnect(self._env_id)
 
@@ -80,6 +82,7 @@ class Worker:
             started = time.monotonic()
             finished = await self._pass(len(self._tasks))
             await self._wait(IDLE_POLL_S if finished else POLL_S)
+            self.state.offer(self.tally.state(len(self._tasks)))
             self.tally.raise_if_hopeless()
             if (rest_s := PASS_S - (time.monotonic() - started)) > 0:
                 await asyncio.sleep(rest_s)
