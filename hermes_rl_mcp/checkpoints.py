@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pydantic import ValidationError
 
@@ -27,6 +27,13 @@ _SUFFIXES = (".json", ".safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _BUILTIN = "builtin:"
 _OTHER = "Only whole checkpoints that this program wrote are continued. Remove the folder to go on from an earlier one."
+
+
+class Marked(NamedTuple):
+    """A complete checkpoint: its folder holds the adapter."""
+
+    path: Path
+    marker: CheckpointMarker
 
 
 @dataclass(frozen=True)
@@ -85,16 +92,16 @@ def read_marker(folder: Path) -> CheckpointMarker | None:
     return marker if all((folder / name).is_file() for name in marker.files) else None
 
 
-def complete(folder: Path) -> list[tuple[Path, CheckpointMarker]]:
-    """Every complete checkpoint in a run's folder of checkpoints, by step."""
-    found = [(path, marker) for path in folder.glob("step_*") if (marker := read_marker(path)) is not None]
-    return sorted(found, key=lambda one: one[1].step)
+def complete(folder: Path) -> list[Marked]:
+    """Every complete checkpoint in a run's folder of checkpoints, by step. What is still being written is none."""
+    found = [Marked(path, marker) for path in folder.glob("step_*") if (marker := read_marker(path)) is not None]
+    return sorted(found, key=lambda one: one.marker.step)
 
 
 def last_complete(folder: Path) -> Path | None:
     """The complete checkpoint of the latest step."""
     found = complete(folder)
-    return found[-1][0] if found else None
+    return found[-1].path if found else None
 
 
 def newest(folder: Path) -> Path | None:

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import anyio
 from anyio import to_thread
 
+from hermes_rl_mcp.checkpoints import Marked, complete
 from hermes_rl_mcp.contracts.runs import UNKNOWN, UNREADABLE, ChildReport, ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
-from hermes_rl_mcp.files import read_tail
+from hermes_rl_mcp.files import opened, read_tail
 from hermes_rl_mcp.paths import RUN_ID, Home, RunPaths
-from hermes_rl_mcp.runs import checkpoints, outcome
-from hermes_rl_mcp.runs.checkpoints import Checkpoint
+from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.process import boot_id
 from hermes_rl_mcp.runs.reconcile import reconcile
 from hermes_rl_mcp.runs.state import RecordReadError, UnreadableRecordError, read_record
@@ -54,7 +54,7 @@ class Lines(NamedTuple):
 
 
 # Inside RunStore the name ``list`` is its method.
-Checkpoints = list[Checkpoint]
+Checkpoints = list[Marked]
 Records = list[RunRecord]
 Ids = list[str]
 
@@ -118,7 +118,7 @@ class RunStore:
 
     def checkpoints(self, run_id: str) -> Checkpoints:
         """Finished checkpoints by step. A folder without a valid marker, or that lacks a file it names, is none."""
-        return checkpoints.complete(self._paths(run_id).checkpoints)
+        return complete(self._paths(run_id).checkpoints)
 
     def report(self, run_id: str, process: ProcessName) -> ChildReport | None:
         """What a child said of its own end; for the trainer the completion record."""
@@ -183,7 +183,7 @@ def _running_seconds(record: RunRecord) -> float:
 
 def _read_lines(path: Path, offset: int) -> Lines:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(offset)
             data = file.read(_MAX_READ_BYTES)
     except FileNotFoundError:
