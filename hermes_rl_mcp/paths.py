@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROCESS_LOGS = ("api", "trainer", "env", "supervisor")
-RUN_ID = re.compile(r"^[0-9a-f]{8}$")
+RUN_ID = re.compile(r"[0-9a-f]{8}\Z")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Home:
     @property
     def schema_cache(self) -> Path:
         return self.rl / "cache" / "schemas"
+
+    @property
+    def speed_cache(self) -> Path:
+        """What this machine was measured to do, per shape of the work."""
+        return self.rl / "cache" / "speed"
 
     @property
     def models(self) -> Path:
@@ -124,6 +129,10 @@ class RunPaths:
     @property
     def progress(self) -> Path:  # trainer
         return self.dir / "progress.json"
+
+    @property
+    def wandb_state(self) -> Path:  # trainer
+        return self.dir / "wandb.json"
 
     @property
     def rollouts(self) -> Path:  # trainer

@@ -27,7 +27,7 @@ from pydantic import JsonValue, ValidationError
 from hermes_rl_mcp import __version__, lifeline
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, EnvironmentSchema, ValidationReply
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, MissingExtraError
-from hermes_rl_mcp.files import make_private_dir, write_atomic
+from hermes_rl_mcp.files import make_private_dir, read_file, read_tail, write_atomic
 from hermes_rl_mcp.paths import install_root
 from hermes_rl_mcp.redact import redact_text
 
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
 """An environment may import datasets or torch on a slow disk; one that loads data at import is broken."""
+_MESSAGE_BYTES = 65_536
+"""Of the child's output, which may be a flood; the traceback is at its end."""
 _EXTRA_OF_MODULE = {
     "torch": "train",
     "transformers": "train",
@@ -53,7 +55,7 @@ _EXTRA_OF_MODULE = {
 def file_sha256(path: Path) -> str:
     """Hash of one file. Raises EnvironmentFileError if it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_file(Path(os.path.realpath(path)))).hexdigest()
     except OSError as error:
         raise EnvironmentFileError(
             f"Environment file not found or not readable: {path} ({error.strerror}).",
@@ -73,7 +75,7 @@ class Describer:
         """The environment's fields; from the cache while neither its file nor the SDK changed."""
         path = self.cache / f"{await anyio.to_thread.run_sync(_fingerprint, info)}.json"
         try:
-            return EnvironmentSchema.model_validate_json(path.read_bytes())
+            return EnvironmentSchema.model_validate_json(read_file(path))
         except OSError:
             pass
         except ValidationError:
@@ -101,8 +103,8 @@ class Describer:
             errors = Path(folder) / "stderr"
             code = await self._child(command, errors, info)
             if code != 0 or not output.is_file():
-                raise _failure(info, code, errors.read_text(encoding="utf-8", errors="replace"))
-            answer: JsonValue = json.loads(output.read_text(encoding="utf-8"))
+                raise _failure(info, code, read_tail(errors, _MESSAGE_BYTES))
+            answer: JsonValue = json.loads(read_file(output))
             return answer
 
     async def _child(self, command: list[str], errors: Path, info: EnvironmentInfo) -> int:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ScanProblem, ScanResult
 from hermes_rl_mcp.errors import UnknownEnvironmentError
+from hermes_rl_mcp.files import NotAFileError, read_file
 
 MAX_FILE_BYTES = 1_000_000
 """Larger files are reported, not parsed: an environment is a few hundred lines."""
@@ -138,12 +139,11 @@ def _classes_of(file: Path, root: Path) -> list[_Class]:
     try:
         if not file.is_file():
             raise _Unreadable("not a regular file")
-        with file.open("rb") as handle:
-            source = handle.read(MAX_FILE_BYTES + 1)
+        source = read_file(file, MAX_FILE_BYTES, inside=root)
+    except NotAFileError as error:
+        raise _Unreadable(error.reason) from error
     except OSError as error:
         raise _Unreadable(f"cannot be read: {error.strerror or error}") from error
-    if len(source) > MAX_FILE_BYTES:
-        raise _Unreadable(f"larger than {MAX_FILE_BYTES} bytes")
     try:
         with warnings.catch_warnings():  # an odd escape in somebody's file is no news for our log
             warnings.simplefilter("ignore")

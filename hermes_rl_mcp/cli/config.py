@@ -22,7 +22,7 @@ from hermes_rl_mcp.errors import InvalidValueError, NotFoundError
 
 LOCK_TIMEOUT_S = 10.0
 """A writer holds the lock for milliseconds."""
-_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 _PUBLIC = (
     "HERMES_",

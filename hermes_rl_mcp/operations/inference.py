@@ -19,7 +19,7 @@ from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.results import TestInference
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, NotFoundError
-from hermes_rl_mcp.files import make_private_dir, write_atomic
+from hermes_rl_mcp.files import make_private_dir, read_file, write_atomic
 from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.environments import Selected, selected
@@ -184,7 +184,7 @@ def _folder(context: Context, test_id: str) -> Path:
 
 def _read(context: Context, paths: TestPaths) -> TestState:
     try:
-        state = TestState.model_validate_json(paths.state.read_bytes())
+        state = TestState.model_validate_json(read_file(paths.state))
     except (OSError, ValidationError) as error:
         raise HermesRLError(f"The state of the inference test in {paths.dir} cannot be read: {error}.") from error
     if state.result.status != "running":
@@ -194,7 +194,7 @@ def _read(context: Context, paths: TestPaths) -> TestState:
     else:
         gone = not is_alive(state.runner)
     if gone:
-        state = TestState.model_validate_json(paths.state.read_bytes())  # it may have finished in between
+        state = TestState.model_validate_json(read_file(paths.state))  # it may have finished in between
         if state.result.status == "running":
             state.result.status = "failed"
             state.result.message = f"The test's process is gone without a result; see {paths.runner_log}."

@@ -24,8 +24,11 @@ from hermes_rl_mcp.contracts.results import (
 from hermes_rl_mcp.contracts.rollout_api import ScoredData, SequenceNotes
 from hermes_rl_mcp.contracts.runs import Identity
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint
+from hermes_rl_mcp.files import read_file
 
-TEST_ID = re.compile(r"^[0-9a-f]{8}$")
+_MAX_GROUPS_BYTES = 256 * 2**20
+"""100 groups of 64 long completions are a tenth of it."""
+TEST_ID = re.compile(r"[0-9a-f]{8}\Z")
 
 
 class TestRequest(BaseModel):
@@ -133,7 +136,7 @@ def read_groups(path: Path) -> Groups:
     """Reads whole lines only. A line that is not a scored group is an error: it would falsify the figures."""
     groups = Groups()
     try:
-        data = path.read_bytes()
+        data = read_file(path, _MAX_GROUPS_BYTES)
     except FileNotFoundError:
         return groups
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):  # what follows the last newline is unfinished

@@ -11,6 +11,7 @@ from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.records import StepProgress, TrainerSummary
 from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord, RunStatus
+from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations.context import Context
 
 
@@ -51,9 +52,8 @@ class RunReader:
         if self.record.status is not RunStatus.RUNNING:
             return self.record.detail
         try:
-            progress = StepProgress.model_validate_json(
-                self._context.home.run(self.record.run_id).progress.read_bytes()
-            )
+            file = self._context.home.run(self.record.run_id).progress
+            progress = StepProgress.model_validate_json(read_file(file))
         except (OSError, ValidationError):
             return self.record.detail
         return progress.text if progress.step > (self.step() or 0) else self.record.detail

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 INFERENCE_KEY = "HERMES_RL_INFERENCE_API_KEY"
 _LAUNCHER_FIELDS = {"rollout_server_url", "base_url", "api_key", "checkpoint_dir"}
 """Nobody can unlock these: each run has its own addresses and its own folder."""
-_SESSION_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+_SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 @dataclass(frozen=True)

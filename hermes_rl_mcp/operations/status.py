@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.results import CheckStatus, StatusMetrics
 from hermes_rl_mcp.contracts.runs import RunRecord
-from hermes_rl_mcp.files import make_private_dir, write_atomic
+from hermes_rl_mcp.files import make_private_dir, read_file, write_atomic
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.training import logs
@@ -118,7 +118,7 @@ def _repeated(shown: CheckStatus, limited_s: float) -> CheckStatus:
 def _last_check(context: Context, run_id: str) -> LastCheck | None:
     path = context.home.checks / f"{run_id}.json"
     try:
-        return LastCheck.model_validate_json(path.read_bytes())
+        return LastCheck.model_validate_json(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

@@ -7,7 +7,6 @@ no moment at which a run exists without either a holder of its lock or a reader'
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 import signal
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus, StopRequest
 from hermes_rl_mcp.errors import PreflightError, UnreadableRunError
-from hermes_rl_mcp.files import create_once, make_private_dir, now, read_tail, write_atomic
+from hermes_rl_mcp.files import create_once, make_private_dir, now, private, read_file, read_tail, write_atomic
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.redact import redact_text
 from hermes_rl_mcp.runs import locks
@@ -135,7 +134,7 @@ def run_with_key(home: Home, key: str) -> str | None:
     """Run that was started with this idempotency key."""
     for path in home.runs.glob("*/request.json"):
         try:
-            request = RunRequest.model_validate_json(path.read_bytes())
+            request = RunRequest.model_validate_json(read_file(path))
         except (OSError, ValidationError):
             continue
         if request.idempotency_key == key:
@@ -199,7 +198,7 @@ def _spawn(home: Home, paths: RunPaths, lock: locks.HeldLock, environ: Mapping[s
     """Starts the supervisor in a session of its own. The returned thread ends when it does, and leaves no zombie."""
     log = home.log("supervisor", paths.run_id)
     try:
-        with open(log, "ab", opener=_private) as output:
+        with open(log, "ab", opener=private) as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hermes_rl_mcp.runs", str(paths.dir), "--lock-fd", str(lock.fd)],
                 env=supervisor_environ(home, environ),
@@ -241,7 +240,3 @@ async def _taken_over(
 def _placed(record: RunRecord) -> bool:
     """Whether it is decided that it has the device, or which place in the queue."""
     return record.status is not RunStatus.QUEUED or record.queue_position is not None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

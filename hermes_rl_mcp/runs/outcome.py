@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunStatus
-from hermes_rl_mcp.files import read_tail
+from hermes_rl_mcp.files import read_file, read_tail
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import redact_text
 
@@ -41,7 +41,7 @@ class Verdict:
 def read_report(paths: RunPaths, process: ProcessName) -> ChildReport | None:
     """What a child said of its own end; None if it said nothing that can be read."""
     try:
-        return ChildReport.model_validate_json(paths.report(process).read_bytes())
+        return ChildReport.model_validate_json(read_file(paths.report(process)))
     except (OSError, ValidationError):
         return None
 

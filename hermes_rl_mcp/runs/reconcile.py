@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import Identity, RunRecord, RunStatus, StopRequest
+from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs import locks, outcome
 from hermes_rl_mcp.runs.process import boot_id, end_all, marked
@@ -95,13 +96,13 @@ def _end_leftovers(paths: RunPaths, record: RunRecord) -> list[Identity]:
 
 def _config(paths: RunPaths) -> RunConfig | None:
     try:
-        return RunConfig.model_validate(yaml.safe_load(paths.config.read_bytes()))
+        return RunConfig.model_validate(yaml.safe_load(read_file(paths.config)))
     except (OSError, yaml.YAMLError, ValidationError):
         return None
 
 
 def _stop_reason(paths: RunPaths) -> str | None:
     try:
-        return StopRequest.model_validate_json(paths.stop_request.read_bytes()).reason
+        return StopRequest.model_validate_json(read_file(paths.stop_request)).reason
     except (OSError, ValidationError):
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from hermes_rl_mcp.errors import HermesRLError, RevisionConflictError
-from hermes_rl_mcp.files import make_private_dir, write_atomic
+from hermes_rl_mcp.files import make_private_dir, read_file, write_atomic
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.locks import holding
 
@@ -84,7 +84,7 @@ class SessionStore:
     def read(self) -> Session:
         """What is on disk; an empty session if there is no file. Raises HermesRLError if it cannot be read."""
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = read_file(self._path)
         except FileNotFoundError:
             return Session()
         except OSError as error:

@@ -32,7 +32,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import SCHEMA_VERSION, Event, ProcessName, RunRecord, RunStatus
-from hermes_rl_mcp.files import append_line, now, write_atomic
+from hermes_rl_mcp.files import append_line, now, read_file, write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs import reserve
 
@@ -67,7 +67,7 @@ class StateConflictError(RuntimeError):
 def read_record(paths: RunPaths) -> RunRecord:
     """The record on disk. Raises UnreadableRecordError; never changes the file."""
     try:
-        record = RunRecord.model_validate_json(paths.record.read_bytes())
+        record = RunRecord.model_validate_json(read_file(paths.record))
     except FileNotFoundError:
         raise UnreadableRecordError("run.json is missing") from None
     except ValidationError as error:
@@ -92,7 +92,7 @@ def read_record(paths: RunPaths) -> RunRecord:
 def _schema_version(paths: RunPaths) -> int:
     """Of a record with fields that we do not know."""
     try:
-        value = json.loads(paths.record.read_bytes())["schema_version"]
+        value = json.loads(read_file(paths.record))["schema_version"]
     except (ValueError, KeyError, TypeError, OSError):
         return 0
     return value if isinstance(value, int) else 0
@@ -106,7 +106,7 @@ class RunState:
         self._record = record
         self._next_seq = next_seq
         self._running_since: float | None = None  # monotonic; only of a run that this process brought up
-        self._ending = False
+        self._ending = self._abandoned = False
         self._unwritten: list[str] = []
         """Events that found no room."""
 
@@ -128,8 +128,12 @@ class RunState:
         return self._record
 
     def begin_end(self) -> None:
-        """From now on only the closing record counts: what finds no room on the disk before goes with it."""
+        """From now on only the closing record counts: what cannot be written before goes with it."""
         self._ending = True
+
+    def abandon(self) -> None:
+        """The run's directory is gone: nothing is read or written any more."""
+        self._ending = self._abandoned = True
 
     def move(self, to: RunStatus, reason: str, **changes: Any) -> None:
         """Changes the status, with other fields at the same time. StateConflictError if that is not allowed; after an
@@ -176,13 +180,14 @@ class RunState:
         try:
             self._write_events()
         except OSError as error:
-            if not (self._ending and reserve.is_full(error)):
+            if not self._ending:
                 self._unwritten.pop()
                 self._next_seq -= 1
                 raise
+            _log.warning("run %s: an event has to wait: %s", self._record.run_id, error)
 
     def _write_events(self) -> None:
-        if self._unwritten:
+        if self._unwritten and not self._abandoned:
             append_line(self._paths.events, "\n".join(self._unwritten))
             self._unwritten.clear()
 
@@ -193,6 +198,8 @@ class RunState:
             os.truncate(self._paths.events, size)
 
     def _check_revision(self) -> None:
+        if self._abandoned:
+            return
         try:
             on_disk = read_record(self._paths)
         except UnreadableRecordError as error:  # it is ours alone, so whatever damaged it has nothing to say
@@ -210,21 +217,35 @@ class RunState:
 
     def _write(self, record: RunRecord) -> None:
         record = RunRecord.model_validate({**record.model_dump(), "revision": self._record.revision + 1})
+        if not self._abandoned:
+            record = self._on_disk(record)
+        self._record = record
+
+    def _on_disk(self, record: RunRecord) -> RunRecord:
+        """Writes ``record``. Returns it as it counts from now on."""
         text = record.model_dump_json(indent=1)
         try:
             write_atomic(self._paths.record, text)
         except OSError as error:
+            if not record.status.terminal:
+                if not self._ending:
+                    raise
+                _log.warning("run %s: its record has to wait: %s", record.run_id, error)
+                return record.model_copy(update={"revision": self._record.revision})  # not on disk, nor is its number
             if not reserve.is_full(error):
                 raise
-            if record.status.terminal:
-                reserve.spend(self._paths.reserve, self._paths.record, text, self._write_what_fits)
-            elif self._ending:  # not on disk, so its revision is not either
-                record = record.model_copy(update={"revision": self._record.revision})
-            else:
-                raise
-        self._record = record
+            self._spend_reserve(text, error)
         if record.status.terminal:
             self._write_what_fits()
+            with suppress(OSError):
+                self._paths.reserve.unlink(missing_ok=True)
+        return record
+
+    def _spend_reserve(self, text: str, full: OSError) -> None:
+        try:
+            reserve.spend(self._paths.reserve, self._paths.record, text, self._write_what_fits)
+        except OSError as error:  # none there, or a file system that cannot write in place
+            raise full from error
 
     def _write_what_fits(self) -> None:
         try:
