@@ -8,6 +8,9 @@ Knobs per role (all optional):
   never_ready             listen, but never become ready
   die_after_ready CODE    exit once the run is running; negative = by that signal
   die_on_go CODE          the same, once ``RUN/go`` exists
+  die_at_step N           trainer: raise after that step, as a program with a bug would: traceback, exit code 1
+  die_with_api CODE       exit as soon as the rollout API does not answer, as real ones do: the cascade
+  eat_memory BYTES        trainer: allocate that much once ``RUN/go`` exists
   ignore_term             SIGTERM does nothing
   term_exit CODE          exit code on SIGTERM (default: trainer 143, others 0)
   grandchild "group"|"session"   start a sleeping process in our group, or in a session of its own
@@ -16,7 +19,10 @@ Knobs per role (all optional):
   report {...}            ChildReport fields written before exit
   hang_after_report       do not exit after the completion record
   no_report               exit 0 without the completion record
-  hold_at N               trainer: stop at step N until ``RUN/go`` exists
+  hold_at N               trainer: hang after step N until ``RUN/go`` exists
+  nan_at N                trainer: that step's loss is not finite; it reports so and ends, as the real one does
+  checkpoint_every N      trainer: a complete checkpoint after every Nth step, after the last, and on SIGTERM
+  partial_checkpoint N    trainer: begin a checkpoint after step N and never complete it
   step_s S                trainer: time per step
   metrics [{...}, ...]    trainer: further values of each step's line; the last entry holds for all later steps
   queue_size N, current_step N   api: what /health says
@@ -25,6 +31,8 @@ Knobs per role (all optional):
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -54,6 +62,7 @@ class Child:
         self.listen_fd = int(arguments[arguments.index("--listen-fd") + 1]) if "--listen-fd" in arguments else None
         self.ready = False
         self.environments = 0
+        self.step = 0
 
     def health(self) -> dict[str, Any]:
         nonce = self.knobs.get("nonce", self.config["run"]["nonce"])
@@ -141,6 +150,8 @@ class Child:
             url = f"http://127.0.0.1:{self.config['ports']['rollout_api']}/{prefix}/register-env"
             urllib.request.urlopen(url, timeout=5).close()
         self.ready = True
+        if "die_with_api" in knobs:
+            threading.Thread(target=self.end_with_api, daemon=True).start()
         if "die_after_ready" in knobs:
             self.wait_until_running()
             return self.die(knobs["die_after_ready"])
@@ -155,6 +166,15 @@ class Child:
         if code < 0:
             os.kill(os.getpid(), -code)
         return code
+
+    def end_with_api(self) -> None:
+        prefix = self.config["run"]["path_prefix"]
+        url = f"http://127.0.0.1:{self.config['ports']['rollout_api']}/{prefix}/health"
+        with contextlib.suppress(OSError):
+            while True:
+                urllib.request.urlopen(url, timeout=5).close()
+                time.sleep(0.02)
+        os._exit(self.knobs["die_with_api"])
 
     def wait_until_running(self) -> None:
         """So that a death is one of a running process, not of a starting one."""
@@ -171,18 +191,84 @@ class Child:
         for step in range(1, total + 1):
             if step > self.knobs.get("hold_at", total):
                 self.wait_for_go()
+            if "eat_memory" in self.knobs:
+                self.wait_for_go()
+                eaten = bytearray(self.knobs["eat_memory"])
+                eaten[:: os.sysconf("SC_PAGESIZE")] = b"x" * len(eaten[:: os.sysconf("SC_PAGESIZE")])
+            if step == self.knobs.get("nan_at"):
+                self.report("failed", step - 1, error=f"Step {step}: loss or gradient is not finite.", hint="Lower it.")
+                return 1
             time.sleep(self.knobs.get("step_s", 0.01))
             line = {"step": step, "time": datetime.now(UTC).isoformat(), "reward/mean": step / total}
             if scripted := self.knobs.get("metrics"):
                 line |= scripted[min(step, len(scripted)) - 1]
             with (self.run_dir / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
+            self.step = step
+            if step == self.knobs.get("partial_checkpoint"):
+                self.checkpoint(complete=False)
+            elif "checkpoint_every" in self.knobs and (step % self.knobs["checkpoint_every"] == 0 or step == total):
+                self.checkpoint()
+            if step == self.knobs.get("die_at_step"):
+                raise RuntimeError(f"a bug after step {step}")
         if self.knobs.get("no_report"):
             return 0
-        self.report("completed", total)
+        self.report("completed", total, detail=self.summary(total))
         if self.knobs.get("hang_after_report"):
             wait_for_ever()
         return int(self.knobs.get("exit_code", 0))
+
+    def checkpoint(self, *, complete: bool = True) -> None:
+        """As far as readers look at it; the weights are no weights."""
+        folder = self.run_dir / "checkpoints" / f"step_{self.step}"
+        names = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")
+        (folder / "adapter").mkdir(parents=True, exist_ok=True)
+        hashes = {}
+        for name in names:
+            (folder / name).write_text("{}")
+            hashes[name] = hashlib.sha256(b"{}").hexdigest()
+        if not complete:
+            (folder / names[1]).unlink()
+            return
+        marker = {
+            "step": self.step,
+            "policy_version": self.step,
+            "base_model": self.config["run"]["base_model"],
+            "base_sha256": "0" * 64,
+            "lora_rank": self.config["trainer"]["lora_rank"],
+            "files": hashes,
+            "created_at": datetime.now(UTC).isoformat(),
+        }
+        (folder / "complete.json").write_text(json.dumps(marker))
+
+    def summary(self, total: int) -> dict[str, Any]:
+        if "checkpoint_every" not in self.knobs:
+            return {}
+        return {
+            "steps": total,
+            "policy_version": total,
+            "adapter_path": str(self.run_dir / "checkpoints" / f"step_{total}" / "adapter"),
+            "base_model": self.config["run"]["base_model"],
+            "model_path": self.config["run"]["model_path"],
+            "reward_first5": None,
+            "reward_last5": None,
+        }
+
+    def terminate(self, *_: object) -> None:
+        """SIGTERM."""
+        if "checkpoint_every" in self.knobs and self.step:
+            self.checkpoint()
+        os._exit(self.knobs.get("term_exit", 143 if self.role == "trainer" else 0))
+
+
+def end_with_tests(pid: int) -> None:
+    """A run outlives whoever started it, as it should; that of a test run that was killed should not."""
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            os._exit(71)
+        time.sleep(0.5)
 
 
 def wait_for_ever() -> int:
@@ -192,11 +278,14 @@ def wait_for_ever() -> int:
 
 def main() -> int:
     role, knobs_path = sys.argv[1], Path(sys.argv[2])
-    knobs = json.loads(knobs_path.read_text()).get(role, {})
-    term_exit = knobs.get("term_exit", 143 if role == "trainer" else 0)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if knobs.get("ignore_term") else lambda *_: os._exit(term_exit))
+    told = json.loads(knobs_path.read_text())
+    knobs = told.get(role, {})
+    child = Child(role, knobs, sys.argv[3:])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if knobs.get("ignore_term") else child.terminate)
     watch(os.environ, grace_s=knobs.get("lifeline_grace_s", 0.5))
-    return Child(role, knobs, sys.argv[3:]).run()
+    if "tests_pid" in told:
+        threading.Thread(target=end_with_tests, args=(told["tests_pid"],), daemon=True).start()
+    return child.run()
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Rig:
         """Environment for a launcher whose runs behave as ``knobs`` say."""
         number = len(list(self.folder.glob("knobs_*.json")))
         knobs_file = self.folder / f"knobs_{number}.json"
-        knobs_file.write_text(json.dumps(knobs or {}))
+        knobs_file.write_text(json.dumps({**(knobs or {}), "tests_pid": os.getpid()}))
         commands = {
             role: [sys.executable, str(FAKE_CHILD), role, str(knobs_file)] for role in ("api", "trainer", "env")
         }
