@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.records import CheckpointMarker
 from hermes_rl_mcp.errors import ResumeError
+from hermes_rl_mcp.files import NotAFileError, opened, private, read_file
 
 MARKER = "complete.json"
 ADAPTER = "adapter"
@@ -26,6 +27,7 @@ ADAPTER_CONFIG = f"{ADAPTER}/adapter_config.json"
 _SUFFIXES = (".json", ".safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _BUILTIN = "builtin:"
+_BLOCK_BYTES = 1 << 20
 _OTHER = "Only whole checkpoints that this program wrote are continued. Remove the folder to go on from an earlier one."
 
 
@@ -190,48 +192,35 @@ def _names(named: str, base_model: str, model_path: str) -> bool:
 
 
 def _digest(folder: Path, name: str, copy_to: Path | None) -> str:
+    """SHA-256 of one file, which also goes to the same place in ``copy_to``."""
     digest = hashlib.sha256()
-    with _opened(folder, name) as source:
-        if copy_to is None:
-            for block in _blocks(source):
+    try:
+        with ExitStack() as files:
+            source = files.enter_context(opened(folder / name))
+            copied = files.enter_context(_new(copy_to / name)) if copy_to is not None else None
+            while block := source.read(_BLOCK_BYTES):
                 digest.update(block)
-            return digest.hexdigest()
-        target = copy_to / name
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(target, "xb", opener=_private) as copied:
-            for block in _blocks(source):
-                digest.update(block)
-                copied.write(block)
-            copied.flush()
-            os.fsync(copied.fileno())
+                if copied is not None:
+                    copied.write(block)
+            if copied is not None:
+                copied.flush()
+                os.fsync(copied.fileno())
+    except NotAFileError as error:
+        raise _refused(folder, f"{name} is {error.reason}") from None
     return digest.hexdigest()
 
 
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    while block := file.read(1 << 20):
-        yield block
+def _new(path: Path) -> BinaryIO:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return open(path, "xb", opener=private)
 
 
 def _text(folder: Path, name: str) -> bytes:
-    with _opened(folder, name) as file:
-        return file.read()
-
-
-def _opened(folder: Path, name: str) -> BinaryIO:
-    """A regular file, not followed through a link even if it was put there after the look, nor waited for."""
     try:
-        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_file(folder / name)
     except OSError as error:
-        raise _refused(folder, f"{name} cannot be read: {error.strerror}") from None
-    file = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise _refused(folder, f"{name} is no regular file")
-    return file
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+        reason = error.reason if isinstance(error, NotAFileError) else error.strerror
+        raise _refused(folder, f"{name} cannot be read ({reason})") from None
 
 
 def _step(path: Path) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 from pydantic import JsonValue
 
-from hermes_rl_mcp.catalog.scan import find, scan
+from hermes_rl_mcp.catalog.scan import MAX_FILE_BYTES, find, scan
 from hermes_rl_mcp.contracts.config import ServerEntry, TrainerConfig
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ScanResult
 from hermes_rl_mcp.contracts.results import (
@@ -24,6 +24,7 @@ from hermes_rl_mcp.contracts.results import (
     SelectEnvironment,
 )
 from hermes_rl_mcp.errors import EnvironmentFileError, NotSelectedError
+from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.paths import bundled_environments
 from hermes_rl_mcp.redact import redact, redact_field
@@ -52,6 +53,18 @@ async def catalog(context: Context) -> ScanResult:
     """All environments, read from source text."""
     folders = [Path(folder) for folder in context.settings.env_dirs]
     return await anyio.to_thread.run_sync(scan, bundled_environments(), folders)
+
+
+def source_of(context: Context, info: EnvironmentInfo) -> str:
+    """Its file, if it still lies in one of the folders that the operator named. Raises EnvironmentFileError."""
+    file = Path(info.file_path)
+    for folder in (*map(Path, context.settings.env_dirs), bundled_environments()):
+        if file.is_relative_to(folder):
+            try:
+                return read_file(file, MAX_FILE_BYTES, inside=folder).decode(errors="replace")
+            except OSError as error:
+                raise EnvironmentFileError(f"{file} cannot be read: {error.strerror}.") from error
+    raise EnvironmentFileError(f"{file} lies in no folder of environments.")
 
 
 async def list_environments(context: Context) -> ListEnvironments:
@@ -90,15 +103,15 @@ async def selected(context: Context) -> Selected:
     if session.environment is None or session.file_path is None:
         raise NotSelectedError()
     found = (await catalog(context)).environments
-    info = _again(session, session.environment, session.file_path, found)
+    info = located(found, session.environment, session.file_path, session.class_name)
     schema = await context.describer.describe(info)
     return Selected(session, info, resolve(schema, context.settings.profile, session.edits))
 
 
-def _again(session: Session, name: str, file_path: str, found: Sequence[EnvironmentInfo]) -> EnvironmentInfo:
-    """The selected class as it is on disk now."""
+def located(found: Sequence[EnvironmentInfo], name: str, file_path: str, class_name: str | None) -> EnvironmentInfo:
+    """A class that was chosen earlier, as it is on disk now."""
     for info in found:
-        if info.file_path == file_path and info.class_name == session.class_name:
+        if info.file_path == file_path and info.class_name == class_name:
             return info
     if not Path(file_path).is_file():
         raise EnvironmentFileError(

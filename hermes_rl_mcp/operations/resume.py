@@ -1,0 +1,74 @@
+"""rl_start_training(resume_from=...): the configuration of a run that continues another.
+
+It is the old run's own, with the edits made since if the same environment is selected; the operator's locks of today
+win over both. Everything else is checked as for any start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import anyio
+from pydantic import JsonValue
+
+from hermes_rl_mcp.contracts.runs import RunRequest
+from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.environments import Selected, catalog, located
+from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.runs.resolve import resolve
+from hermes_rl_mcp.runs.resume import Source, carry_over, changed, continue_from, find_source, told
+from hermes_rl_mcp.runs.session import Session
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """An ended run, and what its continuation would be told."""
+
+    source: Source
+    selected: Selected
+    warnings: list[str]
+
+    def continued(self, request: RunRequest) -> tuple[RunRequest, list[str]]:
+        """``request`` with its origin, and all warnings. Raises ResumeError if it does not fit the checkpoint."""
+        resumed, found = continue_from(self.source, request)
+        return resumed, [*self.warnings, *found]
+
+    def prepare(self, request: RunRequest, draft: RunPaths) -> None:
+        """For ``launch.start``."""
+        carry_over(self.source, request, draft)
+
+    @property
+    def message(self) -> str:
+        """Which run goes on from where, and what is told otherwise than before."""
+        text = f"It continues run {self.source.run_id} behind step {self.source.step}."
+        differences = [
+            f"{name} {before!r} -> {now!r}"
+            for name, (before, now) in changed(self.source, self.selected.resolution.values).items()
+        ]
+        return f"{text} Changed: {', '.join(differences)}." if differences else text
+
+
+async def continuation(context: Context, run_id: str) -> Continuation:
+    """Raises UnknownRunError, UnreadableRunError, ResumeError, or what loading the environment raises."""
+    source = await anyio.to_thread.run_sync(find_source, context.home, run_id)
+    old = source.request
+    found = (await catalog(context)).environments
+    info = located(found, old.environment, old.env_file, old.env_class)
+    schema = await context.describer.describe(info)
+    session = _session(context)
+    same = session is not None and (session.environment, session.class_name) == (info.name, info.class_name)
+    edits: dict[str, JsonValue] = {**told(old), **(session.edits if session is not None and same else {})}
+    known = resolve(schema, context.settings.profile, {}).fields
+    gone = sorted(name for name in edits if name not in known)
+    resolution = resolve(schema, context.settings.profile, {k: v for k, v in edits.items() if k in known})
+    warnings = [f"The environment no longer has the field '{name}'; its old value is left out." for name in gone]
+    return Continuation(source, Selected(session or Session(), info, resolution), warnings)
+
+
+def _session(context: Context) -> Session | None:
+    """A damaged selection does not keep a run from going on: it needs none."""
+    try:
+        return context.sessions.read()
+    except HermesRLError:
+        return None
