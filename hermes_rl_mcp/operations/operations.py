@@ -51,8 +51,10 @@ class Operations:
     async def edit_config(self, field: str, value: JsonValue, revision: int | None = None) -> EditConfig:
         return await environments.edit_config(self.context, field, value, revision)
 
-    async def start_training(self, idempotency_key: str | None = None) -> StartTraining:
-        return await training.start_training(self.context, idempotency_key)
+    async def start_training(
+        self, idempotency_key: str | None = None, resume_from: str | None = None
+    ) -> StartTraining:
+        return await training.start_training(self.context, idempotency_key, resume_from)
 
     async def check_status(
         self, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress

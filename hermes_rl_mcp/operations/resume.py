@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import anyio
 from pydantic import JsonValue
 
+from hermes_rl_mcp.contracts.results import StartTraining
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import Selected, catalog, located
 from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.redact import redact_field
 from hermes_rl_mcp.runs.resolve import resolve
-from hermes_rl_mcp.runs.resume import Source, carry_over, changed, continue_from, find_source, told
+from hermes_rl_mcp.runs.resume import Source, carry_over, changed, continue_from, find_source, told, warnings
 from hermes_rl_mcp.runs.session import Session
 
 
@@ -29,24 +31,26 @@ class Continuation:
     selected: Selected
     warnings: list[str]
 
-    def continued(self, request: RunRequest) -> tuple[RunRequest, list[str]]:
-        """``request`` with its origin, and all warnings. Raises ResumeError if it does not fit the checkpoint."""
-        resumed, found = continue_from(self.source, request)
-        return resumed, [*self.warnings, *found]
+    def continued(self, request: RunRequest) -> RunRequest:
+        """``request`` with its origin. Raises ResumeError if it does not fit the checkpoint."""
+        return continue_from(self.source, request)
 
     def prepare(self, request: RunRequest, draft: RunPaths) -> None:
         """For ``launch.start``."""
         carry_over(self.source, request, draft)
 
-    @property
-    def message(self) -> str:
-        """Which run goes on from where, and what is told otherwise than before."""
-        text = f"It continues run {self.source.run_id} behind step {self.source.step}."
-        differences = [
-            f"{name} {before!r} -> {now!r}"
-            for name, (before, now) in changed(self.source, self.selected.resolution.values).items()
-        ]
-        return f"{text} Changed: {', '.join(differences)}." if differences else text
+    def explained(self, request: RunRequest, answer: StartTraining) -> StartTraining:
+        """``answer`` with where the run goes on, what it is told otherwise than the old one, and the warnings."""
+        text = f"It continues run {self.source.run_id} after step {self.source.step}."
+        differences = changed(self.source, self.selected.resolution.values)
+        if differences:
+            shown = [
+                f"{name} {redact_field(name, before)!r} -> {redact_field(name, now)!r}"
+                for name, (before, now) in differences.items()
+            ]
+            text += f" Changed: {', '.join(shown)}."
+        found = [*answer.warnings, *self.warnings, *warnings(self.source, request)]
+        return answer.model_copy(update={"message": f"{answer.message} {text}", "warnings": found})
 
 
 async def continuation(context: Context, run_id: str) -> Continuation:
@@ -62,8 +66,8 @@ async def continuation(context: Context, run_id: str) -> Continuation:
     known = resolve(schema, context.settings.profile, {}).fields
     gone = sorted(name for name in edits if name not in known)
     resolution = resolve(schema, context.settings.profile, {k: v for k, v in edits.items() if k in known})
-    warnings = [f"The environment no longer has the field '{name}'; its old value is left out." for name in gone]
-    return Continuation(source, Selected(session or Session(), info, resolution), warnings)
+    lost = [f"The environment no longer has the field '{name}'; its old value is left out." for name in gone]
+    return Continuation(source, Selected(session or Session(), info, resolution), lost)
 
 
 def _session(context: Context) -> Session | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hermes_rl_mcp.errors import InvalidValueError, PreflightError, UnreadableRu
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import Selected, selected
 from hermes_rl_mcp.operations.reading import RunReader
+from hermes_rl_mcp.operations.resume import continuation
 from hermes_rl_mcp.redact import redact
 from hermes_rl_mcp.runs import launch
 from hermes_rl_mcp.runs.checks import problems
@@ -38,16 +40,20 @@ START_WAIT_S = 10.0
 _META_KEYS = ("step", "time")
 
 
-async def start_training(context: Context, idempotency_key: str | None = None) -> StartTraining:
+async def start_training(
+    context: Context, idempotency_key: str | None = None, resume_from: str | None = None
+) -> StartTraining:
     """rl_start_training. Everything that can be known to fail is found before anything is started.
 
     A second call with the same key answers with the run of the first, whatever the configuration is by then.
+    ``resume_from`` is an ended run, which the new one continues.
     """
     if idempotency_key:
         known = await anyio.to_thread.run_sync(launch.run_with_key, context.home, idempotency_key)
         if known:
             return _started(context, _request(context, known), (await RunReader.open(context, known)).record)
-    now = await selected(context)
+    origin = await continuation(context, resume_from) if resume_from else None
+    now = origin.selected if origin else await selected(context)
     await _check(context, now)
     found = await anyio.to_thread.run_sync(detect_device, context.operator.environ)
     identity = RunIdentity(
@@ -57,10 +63,17 @@ async def start_training(context: Context, idempotency_key: str | None = None) -
         device=chosen_device(now.resolution.fields["device"].value, found),
     )
     request = build_request(now.resolution, now.info, context.home, identity, idempotency_key or None)
-    record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S)
+    prepare: launch.Prepare | None = None
+    if origin:
+        request = origin.continued(request)
+        prepare = partial(origin.prepare, request)
+    record = await launch.start(
+        context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare
+    )
     if record.run_id != request.run_id:
-        request = _request(context, record.run_id)
-    return _started(context, request, record)
+        return _started(context, _request(context, record.run_id), record)
+    answer = _started(context, request, record)
+    return answer if origin is None else origin.explained(request, answer)
 
 
 def _request(context: Context, run_id: str) -> RunRequest:
@@ -128,6 +141,8 @@ def _started(context: Context, request: RunRequest, record: RunRecord) -> StartT
         "Follow it with rl_check_status(run_id, wait_seconds=50).",
         env_file=request.env_file,
         env_sha256=request.env_sha256,
+        resumed_from=request.resume_from,
+        resumed_step=request.resume_step,
     )
 
 

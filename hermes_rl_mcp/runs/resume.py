@@ -104,8 +104,8 @@ def told(request: RunRequest) -> dict[str, JsonValue]:
     return {name: value for name, value in values.items() if own.get(name) != value}
 
 
-def continue_from(source: Source, request: RunRequest) -> tuple[RunRequest, list[str]]:
-    """``request`` as one that continues ``source``, and what should be known about it. Raises ResumeError."""
+def continue_from(source: Source, request: RunRequest) -> RunRequest:
+    """``request`` as one that continues ``source``. Raises ResumeError if it does not fit the checkpoint."""
     checkpoint, trainer = source.checkpoint, request.trainer
     checkpoint.require_fit(
         base_model=request.base_model,
@@ -129,8 +129,7 @@ def continue_from(source: Source, request: RunRequest) -> tuple[RunRequest, list
             "the adapter that rl_get_results names.",
             details={"field": "total_steps", "found": source.step, "wanted": total},
         )
-    resumed = request.model_copy(update={"resume_from": source.run_id, "resume_step": source.step})
-    return resumed, _warnings(source, request)
+    return request.model_copy(update={"resume_from": source.run_id, "resume_step": source.step})
 
 
 def carry_over(source: Source, request: RunRequest, draft: RunPaths) -> None:
@@ -154,7 +153,8 @@ def carry_over(source: Source, request: RunRequest, draft: RunPaths) -> None:
         ) from error
 
 
-def _warnings(source: Source, request: RunRequest) -> list[str]:
+def warnings(source: Source, request: RunRequest) -> list[str]:
+    """What does not prevent the run, but makes it another than the old one would have been."""
     found = []
     if source.request.env_sha256 != request.env_sha256:
         found.append(

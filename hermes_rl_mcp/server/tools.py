@@ -124,13 +124,21 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
                 max_length=200, description="Any text of yours. A repeated call with it gives the same run, no second."
             ),
         ] = None,
+        resume_from: Annotated[
+            str | None,
+            Field(
+                max_length=64,
+                description="Id of a run that has ended: the new run goes on from its last complete checkpoint, with "
+                "its configuration and the edits made since.",
+            ),
+        ] = None,
     ) -> Annotated[t.CallToolResult, r.StartTraining]:
         """Start a training run (GRPO with LoRA) with the current configuration, in the background.
 
         Answers within seconds with a run_id; the run takes minutes to hours and goes on if this client leaves.
         If the device is busy the run is queued. Do not start it twice: rl_list_runs shows what runs.
         Next: rl_check_status(run_id, wait_seconds=50)."""
-        result = await operations.start_training(idempotency_key)
+        result = await operations.start_training(idempotency_key, resume_from)
         return success(text.started, result)
 
     @server.tool(title="Check status", annotations=_hints(read_only=True))
