@@ -101,6 +101,8 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
     console.print(head.append(f"  {printable(now.environment)} on {printable(results.base_model)}"))
     facts = {
         "step": f"{now.metrics.step or 0} of {now.total_steps}",
+        **{flag.name: f"{flag.evidence}. {flag.advice}" for flag in now.flags},
+        "waiting": now.waiting,
         "doing": now.detail,
         "error": now.error or "",
         "what to do": now.hint or "",
@@ -114,9 +116,11 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
         "adapter": results.adapter_path or "",
         "folder": str(home_dir),
     }
+    flagged = {flag.name for flag in now.flags}
     for name, text in facts.items():
         if text:
-            console.print(Text.assemble((f"{name:<12} ", "bold"), printable(text)), soft_wrap=True)
+            style = "bold yellow" if name in flagged else "bold"
+            console.print(Text.assemble((f"{name:<12} ", style), printable(text)), soft_wrap=True)
     rows: curve.Rows = [(row.step, row.values) for row in results.history]
     if drawing := curve.draw(rows, width=console.width):
         console.print()

@@ -7,12 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
+import yaml
 from pydantic import JsonValue, ValidationError
 
+from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.records import StepProgress, TrainerSummary
 from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord, RunStatus
 from hermes_rl_mcp.files import read_file
+from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.redact import secret_values
+
+
+def known_secrets(context: Context, run_id: str) -> list[str]:
+    """What must not be shown of a run: the operator's keys, and its nonce and path prefix, which are in addresses."""
+    try:
+        section = yaml.safe_load(read_file(context.home.run(run_id).config))["run"]
+        own = [str(section[name]) for name in ("nonce", "path_prefix") if section.get(name)]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        own = []
+    return [*secret_values(context.operator.environ), *own]
 
 
 class RunReader:
@@ -42,6 +56,19 @@ class RunReader:
                 return lines
             offset = part.offset
 
+    def recent(self, count: int) -> list[dict[str, JsonValue]]:
+        """The last steps, at most ``count``, oldest first."""
+        return self._context.runs.recent(self.record.run_id, count)
+
+    def flags(self) -> list[Flag]:
+        """What is wrong with the run, worst first."""
+        return findings.flags(self._context, self.record)
+
+    def waiting(self) -> str:
+        """Which process waits for what, as the supervisor saw it a moment ago."""
+        seen = findings.vitals(self._context, self.record)
+        return seen.waiting if seen else ""
+
     def step(self) -> int | None:
         """Of the last line of metrics.jsonl."""
         step = (self._context.runs.latest(self.record.run_id) or {}).get("step")
@@ -60,11 +87,7 @@ class RunReader:
 
     def evaluation(self) -> float | None:
         """The environment's last ``eval/percent_correct``."""
-        for line in reversed(self._context.runs.env_metrics(self.record.run_id).lines):
-            value = line.get("eval/percent_correct")
-            if isinstance(value, int | float):
-                return float(value)
-        return None
+        return self._context.runs.last_evaluation(self.record.run_id)
 
     def report(self) -> ChildReport | None:
         """The trainer's word on its own end."""

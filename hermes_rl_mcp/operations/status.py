@@ -1,17 +1,20 @@
 """rl_check_status: a snapshot, a limit on how often there is a fresh one, and waiting for news.
 
 The limit is kept on disk per run, so restarting the server does not lift it. It delays metrics, never a change of
-state, never a run that ended, and an unknown run id leaves no trace.
+state, never a run that ended, and an unknown run id leaves no trace. A stall that begins or ends and a new flag are
+changes of state.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from typing import NamedTuple
 
 import anyio
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.results import CheckStatus, StatusMetrics
 from hermes_rl_mcp.contracts.runs import RunRecord
 from hermes_rl_mcp.files import make_private_dir, read_file, write_atomic
@@ -38,20 +41,24 @@ class LastCheck(BaseModel):
 async def check_status(
     context: Context, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress
 ) -> CheckStatus:
-    """With ``wait_seconds`` it returns as soon as state or step differ from the last answer, else when time is up."""
+    """With ``wait_seconds`` it returns as soon as state, flags or step differ from the last answer, else when time is
+    up."""
     deadline = time.monotonic() + min(max(wait_seconds, 0.0), MAX_WAIT_S)
     reader = await RunReader.open(context, run_id)
     last = _last_check(context, run_id)
-    seen = (last.snapshot.status, last.snapshot.metrics.step) if last else (reader.status, reader.step())
+    found = await anyio.to_thread.run_sync(reader.flags)
+    seen = _seen(last, reader, found)
     while True:
         limited_s = _limited_s(context, last, reader.record)
-        news = reader.status != seen[0] or (limited_s == 0 and reader.step() != seen[1])
+        changed = seen.state_changed(reader, found)
+        news = changed or (limited_s == 0 and reader.step() != seen.step)
         left_s = deadline - time.monotonic()
         if news or left_s <= 0 or reader.record.status.terminal:
             break
         await progress(*_position(reader))
         await reader.wait(min(left_s, PROGRESS_S, limited_s or PROGRESS_S), for_steps=limited_s == 0)
-    if limited_s > 0 and last is not None and reader.status == seen[0]:
+        found = await anyio.to_thread.run_sync(reader.flags)
+    if limited_s > 0 and last is not None and not changed:
         return _repeated(last.snapshot, limited_s)
     answer = await anyio.to_thread.run_sync(snapshot, context, reader)
     await anyio.to_thread.run_sync(_remember, context, answer)
@@ -61,7 +68,7 @@ async def check_status(
 def snapshot(context: Context, reader: RunReader) -> CheckStatus:
     """Everything that is known of the run now."""
     record = reader.record
-    lines = reader.metrics()
+    lines = reader.recent(_PACE_STEPS)
     last = lines[-1] if lines else {}
     evaluated = _float(last.get("eval/percent_correct"))
     url, problem = reader.wandb()
@@ -90,7 +97,34 @@ def snapshot(context: Context, reader: RunReader) -> CheckStatus:
         stop_unconfirmed=bool(record.leftover_pids),
         wandb_url=url,
         wandb_error=problem,
+        stalled=record.stalled and not record.status.terminal,
+        waiting=reader.waiting(),
+        flags=reader.flags(),
+        resumed_from=record.resumed_from,
+        resumed_step=record.resumed_step,
     )
+
+
+class _Seen(NamedTuple):
+    """What the caller was told last."""
+
+    status: str
+    step: int | None
+    stalled: bool
+    flags: frozenset[str]
+
+    def state_changed(self, reader: RunReader, found: list[Flag]) -> bool:
+        """A flag that goes is no news: one that comes and goes would lift the limit."""
+        new = {flag.name for flag in found} - self.flags
+        return reader.status != self.status or reader.record.stalled != self.stalled or bool(new)
+
+
+def _seen(last: LastCheck | None, reader: RunReader, found: list[Flag]) -> _Seen:
+    """Of the last answer; without one, what is there now."""
+    if last is None:
+        return _Seen(reader.status, reader.step(), reader.record.stalled, frozenset(flag.name for flag in found))
+    told = last.snapshot
+    return _Seen(told.status, told.metrics.step, told.stalled, frozenset(flag.name for flag in told.flags))
 
 
 def _limited_s(context: Context, last: LastCheck | None, record: RunRecord) -> float:

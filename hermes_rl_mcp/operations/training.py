@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import anyio
 from pydantic import JsonValue
@@ -21,14 +19,17 @@ from hermes_rl_mcp.contracts.results import (
     StartTraining,
     StopTraining,
 )
-from hermes_rl_mcp.contracts.runs import UNREADABLE, RunRecord, RunRequest
+from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus
 from hermes_rl_mcp.errors import InvalidValueError, PreflightError, UnreadableRunError
+from hermes_rl_mcp.files import read_file
+from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import Selected, selected
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.resume import continuation
+from hermes_rl_mcp.paths import claims_dir
 from hermes_rl_mcp.redact import redact
-from hermes_rl_mcp.runs import launch
+from hermes_rl_mcp.runs import claims, launch
 from hermes_rl_mcp.runs.checks import problems
 from hermes_rl_mcp.runs.device import chosen_device, detect_device
 from hermes_rl_mcp.runs.request import RunIdentity, build_request
@@ -67,9 +68,7 @@ async def start_training(
     if origin:
         request = origin.continued(request)
         prepare = partial(origin.prepare, request)
-    record = await launch.start(
-        context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare
-    )
+    record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare)
     if record.run_id != request.run_id:
         return _started(context, _request(context, record.run_id), record)
     answer = _started(context, request, record)
@@ -77,7 +76,7 @@ async def start_training(
 
 
 def _request(context: Context, run_id: str) -> RunRequest:
-    return RunRequest.model_validate_json(context.home.run(run_id).request.read_bytes())
+    return RunRequest.model_validate_json(read_file(context.home.run(run_id).request))
 
 
 async def relaunch_queued(context: Context) -> list[str]:
@@ -137,13 +136,26 @@ def _started(context: Context, request: RunRequest, record: RunRecord) -> StartT
         wandb_run_name=record.wandb_run_name,
         config_path=str(context.home.run(request.run_id).config),
         logs=logs(context, request.run_id),
-        message=f"Run {request.run_id} was started in the background and goes on without this client. "
-        "Follow it with rl_check_status(run_id, wait_seconds=50).",
+        message=_started_message(context, record),
         env_file=request.env_file,
         env_sha256=request.env_sha256,
         resumed_from=request.resume_from,
         resumed_step=request.resume_step,
+        queue_position=record.queue_position,
     )
+
+
+def _started_message(context: Context, record: RunRecord) -> str:
+    follow = "Follow it with rl_check_status(run_id, wait_seconds=50)."
+    if record.status is RunStatus.QUEUED:
+        holder = claims.holder(claims_dir(context.operator.environ), record.device)
+        by = f"run {holder} has it" if holder and holder != record.run_id else "it is about to be free"
+        place = f" at position {record.queue_position}" if record.queue_position else ""
+        return (
+            f"Run {record.run_id} waits for the {record.device}{place}: {by}. "
+            f"It starts by itself, also without this client. {follow}"
+        )
+    return f"Run {record.run_id} was started in the background and goes on without this client. {follow}"
 
 
 async def stop_training(context: Context, run_id: str) -> StopTraining:
@@ -172,6 +184,7 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
     reader = await RunReader.open(context, run_id)
     record = reader.record
     lines = await anyio.to_thread.run_sync(reader.metrics)
+    flags = await anyio.to_thread.run_sync(reader.flags)
     summary = reader.trainer_summary()
     rewards = [line.get("reward/mean") for line in lines]
     checkpoints = [str(checkpoint.path) for checkpoint in context.runs.checkpoints(run_id)]
@@ -193,19 +206,12 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
         reward_last5=mean(rewards[-5:]),
         preview=summary.preview if summary else None,
         error=record.error,
-        hint=record.hint or _untrained(lines),
+        hint=record.hint,
+        flags=flags,
+        resumed_from=record.resumed_from,
+        resumed_step=record.resumed_step,
         wandb_url=url,
         wandb_error=problem,
-    )
-
-
-def _untrained(lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """A run without signal ends like any other; its adapter must not be taken for a trained one."""
-    if not lines or lines[-1].get("policy/version") != 0:
-        return None
-    return (
-        "The model was never changed: in no step so far did answers of one group get different scores, so the adapter "
-        "does nothing. Try rl_test_inference, an easier task, a larger group_size or a longer max_token_length."
     )
 
 
@@ -218,7 +224,9 @@ async def list_runs(context: Context, limit: int = 50) -> ListRuns:
             rows.append(await anyio.to_thread.run_sync(_summary, context, entry))
         else:
             rows.append(
-                RunSummary(run_id=entry.run_id, environment="", status=UNREADABLE, wandb_run_name="", note=entry.reason)
+                RunSummary(
+                    run_id=entry.run_id, environment="", status=entry.label, wandb_run_name="", note=entry.reason
+                )
             )
     return ListRuns(runs=rows, count=len(found))
 
@@ -237,8 +245,14 @@ def _summary(context: Context, record: RunRecord) -> RunSummary:
         total_steps=record.total_steps,
         reward_mean=float(reward) if isinstance(reward, int | float) else None,
         created_at=record.created_at,
-        note=record.error or (record.detail or None),
+        note=record.error or ". ".join(part for part in (_attention(context, record), record.detail) if part) or None,
     )
+
+
+def _attention(context: Context, record: RunRecord) -> str:
+    """The flags of a run that goes on, by name; of one that has ended they are in its results."""
+    found = [] if record.status.terminal else findings.flags(context, record)
+    return f"needs attention: {', '.join(flag.name for flag in found)}" if found else ""
 
 
 def logs(context: Context, run_id: str) -> RunLogs:

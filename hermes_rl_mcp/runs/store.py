@@ -33,6 +33,10 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _MAX_READ_BYTES = 32 * 2**20
 """Of one JSONL file per call; the rest comes with the next call."""
+_RECENT_BYTES = 128 * 2**10
+"""Of the end of metrics.jsonl: a line has about one kilobyte, with many reward parts some."""
+_EVALUATION_BYTES = 512 * 2**10
+"""Of the end of env_metrics.jsonl: a thousand lines, more than lie between two evaluations."""
 _READ_AGAIN_S = (0.02, 0.1, 0.3)
 """Pauses before a failed read is repeated; a network file system that takes longer makes the run ``unknown``."""
 
@@ -57,6 +61,7 @@ class Lines(NamedTuple):
 Checkpoints = list[Marked]
 Records = list[RunRecord]
 Ids = list[str]
+Objects = list[dict[str, Any]]
 
 
 class RunStore:
@@ -111,6 +116,19 @@ class RunStore:
         """The last step's metrics, without reading the steps before it."""
         return outcome.last_metric(self._paths(run_id).metrics)
 
+    def recent(self, run_id: str, count: int) -> Objects:
+        """The last steps, at most ``count`` of them, oldest first; the same time for a long run as for a short one."""
+        text = read_tail(self._paths(run_id).metrics, _RECENT_BYTES)
+        return [found for line in text.splitlines()[-count - 1 :] if (found := _object(line)) is not None][-count:]
+
+    def last_evaluation(self, run_id: str) -> float | None:
+        """The environment's last ``eval/percent_correct``."""
+        for line in reversed(read_tail(self._paths(run_id).env_metrics, _EVALUATION_BYTES).splitlines()):
+            value = (_object(line) or {}).get("eval/percent_correct")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return float(value)
+        return None
+
     def log_tail(self, run_id: str, process: str, max_bytes: int = 8192) -> str:
         """End of a log (api, trainer, env or supervisor) as whole lines; progress bars become lines."""
         self._paths(run_id)
@@ -137,12 +155,13 @@ class RunStore:
 
     def _ids(self) -> Ids:
         try:
-            return [name for name in os.listdir(self._home.runs) if RUN_ID.match(name)]
+            with os.scandir(self._home.runs) as entries:
+                return [one.name for one in entries if RUN_ID.match(one.name) and one.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
 
     def _paths(self, run_id: str) -> RunPaths:
-        if RUN_ID.match(run_id) and (paths := self._home.run(run_id)).dir.is_dir():
+        if RUN_ID.match(run_id) and (paths := self._home.run(run_id)).dir.is_dir() and not paths.dir.is_symlink():
             return paths
         raise UnknownRunError(run_id, [run.run_id for run in self.active()])
 
@@ -189,12 +208,17 @@ def _read_lines(path: Path, offset: int) -> Lines:
     except FileNotFoundError:
         return Lines([], offset)
     whole = data[: data.rfind(b"\n") + 1]
-    lines = []
-    for line in whole.splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue  # damaged by a power failure; the lines around it still count
-        if isinstance(found, dict):
-            lines.append(found)
+    lines = [found for line in whole.splitlines() if (found := _object(line)) is not None]
     return Lines(lines, offset + len(whole))
+
+
+def _object(line: str | bytes) -> dict[str, Any] | None:
+    """None for a line that is torn or was damaged by a power failure; the lines around it still count.
+
+    What only Python's JSON can hold (NaN, infinity) is null, as our own trainer writes it.
+    """
+    try:
+        found = json.loads(line, parse_constant=lambda name: None)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -5,10 +5,11 @@ The strings that come here are escaped already, and their further lines are mark
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
+from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.results import (
     CheckStatus,
     ConfigField,
@@ -66,8 +67,11 @@ def started(result: StartTraining) -> str:
 
 def status(result: CheckStatus) -> str:
     lines = [f"Run {result.run_id} ({result.environment}): {result.status}"]
+    lines += flags(result.flags)
     if result.message:
         lines.append(result.message)
+    if result.waiting:
+        lines.append(result.waiting)
     if result.detail:
         lines.append(result.detail)
     step = f"step {result.metrics.step or 0} of {result.total_steps}"
@@ -83,6 +87,13 @@ def status(result: CheckStatus) -> str:
     lines += [text for text in (result.error, result.hint) if text]
     lines.append(_next_after(result))
     return "\n".join(lines)
+
+
+def flags(found: Sequence[Flag]) -> list[str]:
+    """Two lines each: what was seen, what to do."""
+    return [
+        line for flag in found for line in (f"! {flag.name} ({flag.severity}): {flag.evidence}", f"  {flag.advice}")
+    ]
 
 
 def _next_after(result: CheckStatus) -> str:
@@ -103,6 +114,7 @@ def results(result: GetResults) -> str:
     if result.reward_first5 is not None and result.reward_last5 is not None:
         lines.append(f"mean reward {result.reward_first5:.3f} (first 5 steps) to {result.reward_last5:.3f} (last 5)")
     lines.append(f"adapter: {result.adapter_path or 'none yet'}")
+    lines += flags(result.flags)
     if result.history:
         lines.append("step: reward/mean, train/loss")
         lines += [

@@ -147,8 +147,9 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
     ) -> Annotated[t.CallToolResult, r.CheckStatus]:
         """Show a run's state, latest metrics and time left. With wait_seconds it waits for the next step or change.
 
-        Fresh metrics are limited in frequency (rate_limited, next_check_in_seconds); a change of state is always
-        shown at once. Prefer waiting over calling often. When completed: rl_get_results."""
+        flags say what is wrong with a run that still goes on, with the evidence and the setting to change.
+        Fresh metrics are limited in frequency (rate_limited, next_check_in_seconds); a change of state or a new flag
+        is always shown at once. Prefer waiting over calling often. When completed: rl_get_results."""
         result = await operations.check_status(run_id, wait_seconds, _progress(ctx))
         return success(text.status, result)
 

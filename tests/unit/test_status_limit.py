@@ -12,10 +12,11 @@ import anyio
 import pytest
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
-from hermes_rl_mcp.contracts.records import CheckpointMarker
+from hermes_rl_mcp.contracts.records import METRIC_NAMES, CheckpointMarker
 from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
+from hermes_rl_mcp.contracts.vitals import EnvState, Vitals
 from hermes_rl_mcp.errors import UnknownRunError
-from hermes_rl_mcp.files import append_line, now
+from hermes_rl_mcp.files import append_line, now, write_atomic
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.settings import Flags, load_settings
 from hermes_rl_mcp.paths import Home
@@ -222,10 +223,75 @@ async def test_without_a_completion_record_the_newest_complete_checkpoint_gives_
 
 @pytest.mark.anyio
 async def test_results_say_when_no_step_changed_the_model(run: LiveRun) -> None:
-    run.step(1, **{"policy/version": 0})
-    assert "never changed" in ((await run.operations().get_results(RUN_ID)).hint or "")
-    run.step(2, **{"policy/version": 1})
-    assert (await run.operations().get_results(RUN_ID)).hint is None
+    for number in (1, 2, 3):
+        run.step(number, **{"policy/version": 0})
+    [flag] = (await run.operations().get_results(RUN_ID)).flags
+    assert (flag.name, flag.severity) == ("adapter_not_moving", "error")
+    assert "never changed" in flag.evidence
+    run.step(4, **{"policy/version": 1})
+    assert (await run.operations().get_results(RUN_ID)).flags == []
+
+
+@pytest.mark.anyio
+async def test_a_new_flag_comes_through_the_limit_once_and_one_that_goes_does_not(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    for number in (1, 2, 3):
+        run.step(number, **{"rollouts/truncated_fraction": 1.0})
+    told = await run.operations().check_status(RUN_ID)
+    assert (told.rate_limited, [flag.name for flag in told.flags], told.metrics.step) == (False, ["all_truncated"], 3)
+    again = await run.operations().check_status(RUN_ID)
+    assert (again.rate_limited, [flag.name for flag in again.flags]) == (True, ["all_truncated"])
+    run.step(4, **{"rollouts/truncated_fraction": 0.0})
+    assert (await run.operations().check_status(RUN_ID)).rate_limited
+
+
+@pytest.mark.anyio
+async def test_a_stall_that_begins_and_one_that_ends_come_through_the_limit(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    run.state.update(stalled=True, stalled_reason="the trainer waits for the environment")
+    told = await run.operations().check_status(RUN_ID)
+    assert (told.stalled, told.rate_limited, [flag.name for flag in told.flags]) == (True, False, ["stalled"])
+    assert told.flags[0].evidence == "the trainer waits for the environment"
+    run.state.update(stalled=False, stalled_reason=None)
+    over = await run.operations().check_status(RUN_ID)
+    assert (over.stalled, over.rate_limited, over.flags) == (False, False, [])
+
+
+@pytest.mark.anyio
+async def test_waiting_within_the_limit_ends_at_a_new_flag_that_no_step_brings(run: LiveRun) -> None:
+    await run.operations().check_status(RUN_ID)
+    state = EnvState(time=now(), failed=3, unusable_in_a_row=3, first_error="RuntimeError: x", first_reason="failed")
+    answer, _ = await _waited(run, lambda: write_atomic(run.paths.env_state, state.model_dump_json()))
+    assert [flag.name for flag in answer.flags] == ["groups_failing"]
+    assert not answer.rate_limited
+    listed = await run.operations().list_runs()
+    assert (listed.runs[0].note or "").startswith("needs attention: groups_failing")
+
+
+@pytest.mark.anyio
+async def test_what_the_processes_wait_for_is_told(run: LiveRun) -> None:
+    vitals = Vitals(time=now(), waiting="The trainer waits for the environment.")
+    write_atomic(run.paths.vitals, vitals.model_dump_json())
+    assert (await run.operations().check_status(RUN_ID)).waiting == vitals.waiting
+    run.state.move(RunStatus.FAILED, "test")
+    assert (await run.operations().check_status(RUN_ID)).waiting == "", "a run that ended waits for nothing"
+
+
+@pytest.mark.anyio
+async def test_a_status_of_a_run_of_ten_thousand_steps_reads_only_their_end(run: LiveRun) -> None:
+    line = json.dumps({"time": now(), **dict.fromkeys(METRIC_NAMES, 0.123456789)})[1:]
+    run.paths.metrics.write_text("".join(f'{{"step": {number}, {line}\n' for number in range(1, 10_001)))
+    assert run.paths.metrics.stat().st_size > 5_000_000
+    operations = run.operations()
+    await operations.check_status(RUN_ID)
+    took_s = []
+    for _ in range(5):
+        run.time += LIMIT_S
+        started = time.process_time()  # another process that takes the core must not fail this
+        answer = await operations.check_status(RUN_ID)
+        took_s.append(time.process_time() - started)
+        assert (answer.metrics.step, answer.rate_limited) == (10_000, False)
+    assert min(took_s) < 0.05, took_s
 
 
 @pytest.mark.anyio

@@ -1,0 +1,77 @@
+"""Gathers what is known of a run for its diagnosis. Reads only the ends of files that grow, so it costs no time.
+
+What cannot be read is absent, and what is absent raises no flag.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from hermes_rl_mcp.checkpoints import Marked
+from hermes_rl_mcp.contracts.diagnosis import Flag
+from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest
+from hermes_rl_mcp.contracts.vitals import EnvState, Vitals
+from hermes_rl_mcp.files import read_file
+from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.runs.device import free_disk_bytes
+from hermes_rl_mcp.runs.diagnosis import diagnose
+from hermes_rl_mcp.runs.evidence import Evidence, Thresholds
+from hermes_rl_mcp.runs.preflight import checkpoint_bytes
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def flags(context: Context, record: RunRecord) -> list[Flag]:
+    """What is wrong with this run now, worst first."""
+    limits = Thresholds()
+    paths = context.home.run(record.run_id)
+    request = _parsed(paths.request, RunRequest)
+    checkpoints = context.runs.checkpoints(record.run_id)
+    evidence = Evidence(
+        record=record,
+        lines=context.runs.recent(record.run_id, limits.window),
+        vitals=vitals(context, record),
+        env_state=_parsed(paths.env_state, EnvState),
+        values=_values(request) if request else {},
+        free_bytes=None if record.status.terminal else _free_bytes(paths.dir),
+        checkpoint_bytes=_checkpoint_bytes(checkpoints, request),
+        last_checkpoint=str(checkpoints[-1].path) if checkpoints else None,
+    )
+    return diagnose(evidence, limits)
+
+
+def vitals(context: Context, record: RunRecord) -> Vitals | None:
+    """What the processes of a run did a moment ago; None for one that has ended."""
+    return None if record.status.terminal else _parsed(context.home.run(record.run_id).vitals, Vitals)
+
+
+def _parsed(path: Path, model: type[M]) -> M | None:
+    try:
+        return model.model_validate_json(read_file(path))
+    except (OSError, ValidationError):  # not there yet, or of another version
+        return None
+
+
+def _values(request: RunRequest) -> dict[str, JsonValue]:
+    return {**request.trainer.model_dump(mode="json"), **request.env}
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        return free_disk_bytes(folder)
+    except OSError:
+        return None
+
+
+def _checkpoint_bytes(checkpoints: list[Marked], request: RunRequest | None) -> int | None:
+    """As large as the last one; before the first, as large as the start reckoned."""
+    if checkpoints:
+        newest = checkpoints[-1]
+        try:
+            return sum((newest.path / name).stat().st_size for name in newest.marker.files)
+        except OSError:  # an old one goes when a new one is complete
+            return None
+    return checkpoint_bytes(request.base_model, request.trainer.lora_rank) if request else None
