@@ -80,7 +80,7 @@ def _close(paths: RunPaths, state: RunState) -> None:
         RunStatus.INTERRUPTED,
         reason,
         error=f"Interrupted: {reason}.{said}",
-        hint="Its complete checkpoints can be used; start a new run to go on.",
+        hint=f"rl_start_training(resume_from='{record.run_id}') goes on from its last complete checkpoint, if it has one.",
         leftover_pids=[one.pid for one in leftovers],
     )
 

@@ -62,7 +62,8 @@ def edit(result: EditConfig) -> str:
 
 
 def started(result: StartTraining) -> str:
-    return f"{result.message}\nrun_id: {result.run_id}\nstatus: {result.status}\nconfig: {result.config_path}"
+    lines = [result.message, f"run_id: {result.run_id}", f"status: {result.status}", f"config: {result.config_path}"]
+    return "\n".join([*lines, *(f"note: {text}" for text in result.warnings)])
 
 
 def status(result: CheckStatus) -> str:
@@ -81,6 +82,7 @@ def status(result: CheckStatus) -> str:
         lines.append(f"about {result.eta_seconds:.0f} s left")
     if result.queue_position is not None:
         lines.append(f"queue position {result.queue_position}")
+    lines += _origin(result.resumed_from, result.resumed_step)
     lines.append("processes: " + ", ".join(f"{name} {state}" for name, state in result.processes.items()))
     if result.stop_unconfirmed:
         lines.append(f"some process of it could not be ended: see leftover_pids in rl://runs/{result.run_id}/state")
@@ -104,6 +106,10 @@ def _next_after(result: CheckStatus) -> str:
     return "Next: rl_check_status(run_id, wait_seconds=50) again."
 
 
+def _origin(run_id: str | None, step: int | None) -> list[str]:
+    return [] if run_id is None else [f"continues run {run_id} after step {step}"]
+
+
 def stopped(result: StopTraining) -> str:
     return result.message
 
@@ -113,6 +119,7 @@ def results(result: GetResults) -> str:
     lines.append(f"{result.steps} of {result.total_steps} steps; {_pairs(_of(result.final_metrics))}")
     if result.reward_first5 is not None and result.reward_last5 is not None:
         lines.append(f"mean reward {result.reward_first5:.3f} (first 5 steps) to {result.reward_last5:.3f} (last 5)")
+    lines += _origin(result.resumed_from, result.resumed_step)
     lines.append(f"adapter: {result.adapter_path or 'none yet'}")
     lines += flags(result.flags)
     if result.history:

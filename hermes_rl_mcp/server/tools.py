@@ -155,7 +155,7 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
 
     @server.tool(title="Stop training", annotations=_hints(destructive=True, idempotent=True))
     async def rl_stop_training(run_id: RunId) -> Annotated[t.CallToolResult, r.StopTraining]:
-        """Stop a run. It cannot be continued; the trainer writes a checkpoint first, which keeps what it learned.
+        """Stop a run. The trainer writes a checkpoint first: rl_start_training(resume_from=run_id) goes on from it.
 
         Answers at once while the stop goes on: follow it with rl_check_status. Stopping twice does no harm."""
         result = await operations.stop_training(run_id)
