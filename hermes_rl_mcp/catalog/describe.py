@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from hermes_rl_mcp.contracts.environments import EnvironmentInfo, EnvironmentSch
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, MissingExtraError
 from hermes_rl_mcp.files import make_private_dir, read_file, read_tail, write_atomic
 from hermes_rl_mcp.paths import install_root
-from hermes_rl_mcp.redact import redact_text
+from hermes_rl_mcp.redact import redact, redact_field, redact_text, secret_values
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Describer:
             pass
         except ValidationError:
             log.info("the cached description %s is of another version; asking again", path.name)
-        schema = EnvironmentSchema.model_validate(await self._run(info, None))
+        schema = _without_secrets(EnvironmentSchema.model_validate(await self._run(info, None)))
         try:
             make_private_dir(path.parent)
             write_atomic(path, schema.model_dump_json(indent=1))
@@ -103,7 +103,7 @@ class Describer:
             errors = Path(folder) / "stderr"
             code = await self._child(command, errors, info)
             if code != 0 or not output.is_file():
-                raise _failure(info, code, read_tail(errors, _MESSAGE_BYTES))
+                raise _failure(info, code, read_tail(errors, _MESSAGE_BYTES), secret_values(self.environ))
             answer: JsonValue = json.loads(read_file(output))
             return answer
 
@@ -130,6 +130,23 @@ class Describer:
             finally:
                 with anyio.CancelScope(shield=True):
                     await _end(process)
+
+
+def _without_secrets(schema: EnvironmentSchema) -> EnvironmentSchema:
+    """A key in an environment's own source stays there: its process has it, and nobody else needs it."""
+    fields = [
+        field.model_copy(
+            update={
+                "default": redact_field(field.name, field.default),
+                "json_schema": {
+                    name: redact_field(field.name if name == "default" else name, value)
+                    for name, value in field.json_schema.items()
+                },
+            }
+        )
+        for field in schema.fields
+    ]
+    return schema.model_copy(update={"fields": fields, "server": redact(schema.server)})
 
 
 @contextmanager
@@ -174,7 +191,7 @@ _LOCATION = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _MISSING = re.compile(r"^(?:ModuleNotFoundError|ImportError): No module named '(?P<module>[\w.]+)'")
 
 
-def _failure(info: EnvironmentInfo, code: int, stderr: str) -> HermesRLError:
+def _failure(info: EnvironmentInfo, code: int, stderr: str, secrets: Sequence[str]) -> HermesRLError:
     """The last line of the traceback, and where in the user's file it happened."""
     lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
     last = next((line.strip() for line in reversed(lines) if not line.startswith(" ")), "no message")
@@ -186,7 +203,7 @@ def _failure(info: EnvironmentInfo, code: int, stderr: str) -> HermesRLError:
     own = [place for place in places if place[0] == info.file_path] or places
     where = f"{own[-1][0]}:{own[-1][1]}" if own else info.file_path
     return EnvironmentFileError(
-        f"Environment '{info.name}' cannot be loaded: {redact_text(last)[:500]} ({where}; exit code {code}).",
+        f"Environment '{info.name}' cannot be loaded: {redact_text(last, secrets)[:500]} ({where}; exit code {code}).",
         hint="Repair the environment file, then call rl_select_environment again.",
         details={"file_path": info.file_path},
     )

@@ -48,6 +48,7 @@ RunId = Annotated[str, typer.Argument(help="Run id: 8 hex characters.")]
 
 def main() -> None:
     """Entry point of ``hermes-rl``."""
+    os.umask(0o077)  # for all that it and its children write
     try:
         app()
     except HermesRLError as error:

@@ -21,6 +21,8 @@ class Profile(BaseModel):
     """Largest value an agent may set."""
     allowed_models: list[str] = Field(default_factory=list)
     """Shell patterns that ``model_name`` must match."""
+    allowed_hosts: list[str] = Field(default_factory=list)
+    """Shell patterns of hosts in the local network that a field may name. This machine's own needs no word."""
     status_interval_s: float = 1.0
     """Shortest time between two fresh answers of ``rl_check_status`` about one run."""
 
@@ -36,12 +38,16 @@ _MANAGED = {
     "wandb_name": "set at selection and start",
 }
 
+_NO_FOREIGN_CODE: dict[str, JsonValue] = {"trust_remote_code": False}
+"""Only for environments that have such a field; our own programs never run a model's code."""
+
 LOCAL = Profile(
     name="local",
     managed={**_MANAGED, "tokenizer_name": "follows model_name", "server_type": "set at start"},
     locked={
         # The trainer, not the environment, sorts out groups without signal, so that reward/mean covers every group.
         "ensure_scores_are_not_same": False,
+        **_NO_FOREIGN_CODE,
     },
     defaults={
         "model_name": "builtin:tiny",
@@ -70,6 +76,7 @@ HERMES = Profile(
     managed=_MANAGED,
     locked={
         "ensure_scores_are_not_same": False,
+        **_NO_FOREIGN_CODE,
         "tokenizer_name": "Qwen/Qwen3-8B",
         "use_wandb": True,
         "max_token_length": 8192,

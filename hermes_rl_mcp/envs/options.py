@@ -6,6 +6,7 @@ Invariant: nothing that was given is ignored. A flag or key that no config knows
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.loading import defaults_of
 from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.redact import is_reference
 
 COMMANDS = ("serve", "process", "evaluate", "describe")
 _PLAIN = ("config", "slurm", "testing", "output", "values")
@@ -87,6 +89,7 @@ def resolve(environment: type[BaseEnv], flags: Flags, forced: Mapping[str, Any] 
     document = _read_yaml(path) if path else {}
     config_class = type(default)
     given = {**_mapping(document, "env"), **_typed(config_class, "env", flags.sections["env"])}
+    given = {name: _from_variable(name, value) for name, value in given.items()}
     config = _validated(config_class, "env", {**_plain_values(default), **dict(forced or {}), **given})
     run = _run_section(document, path)
     return Options(
@@ -97,6 +100,23 @@ def resolve(environment: type[BaseEnv], flags: Flags, forced: Mapping[str, Any] 
         slurm=_switch(flags, document, "slurm"),
         testing=_switch(flags, document, "testing"),
     )
+
+
+def _from_variable(name: str, value: Any) -> Any:
+    """The secret that ``$HERMES_RL_SECRET_JUDGE`` names. Only such variables, so that a configuration that somebody
+    else wrote cannot ask for this machine's other keys."""
+    if isinstance(value, dict):
+        return {key: _from_variable(f"{name}.{key}", item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_from_variable(name, item) for item in value]
+    if not is_reference(value):
+        return value
+    variable = str(value)[1:]
+    if variable not in os.environ:
+        raise InvalidValueError(
+            f"{name} names the variable {variable}, which is not set.", hint=f"Run: hermes-rl config set {variable} -"
+        )
+    return os.environ[variable]
 
 
 def _servers(default: Sequence[APIServerConfig], section: Any, flags: Mapping[str, str]) -> list[APIServerConfig]:

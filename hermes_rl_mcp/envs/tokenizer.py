@@ -53,10 +53,10 @@ def _load(source: str) -> Any:
     if (Path(source) / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(source)
+        return PreTrainedTokenizerFast.from_pretrained(source, trust_remote_code=False)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(source)
+    return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
 
 
 class Renderer:

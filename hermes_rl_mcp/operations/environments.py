@@ -27,8 +27,8 @@ from hermes_rl_mcp.errors import EnvironmentFileError, NotSelectedError
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.paths import bundled_environments
-from hermes_rl_mcp.redact import redact, redact_field
-from hermes_rl_mcp.runs.checks import check_value, problems
+from hermes_rl_mcp.redact import is_reference, redact, redact_field
+from hermes_rl_mcp.runs.checks import check_edit, check_value, problems
 from hermes_rl_mcp.runs.fields import coerce_library_value, invalid
 from hermes_rl_mcp.runs.resolve import Resolution, resolve
 from hermes_rl_mcp.runs.session import Edit, Session
@@ -193,6 +193,7 @@ async def edit_config(context: Context, field: str, value: JsonValue, revision: 
 async def _coerced(context: Context, now: Selected, field: str, value: JsonValue) -> JsonValue:
     """As every section that has the field takes it. Raises InvalidValueError or UnknownFieldError."""
     target = now.resolution.editable(field)
+    check_edit(now.resolution, context.home, field, value)
     coerced = value
     if "env" in target.sections:
         reply = await context.describer.validate(now.info, {field: value})
@@ -204,7 +205,7 @@ async def _coerced(context: Context, now: Selected, field: str, value: JsonValue
     if "trainer" in target.sections:
         coerced = coerce_library_value(TrainerConfig, field, coerced)
     check_value(now.resolution, field, coerced)
-    return coerced
+    return value if is_reference(value) else coerced  # a secret's own type would show stars
 
 
 def _tip(resolution: Resolution) -> str:

@@ -19,7 +19,7 @@ from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.results import TestInference
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, NotFoundError
-from hermes_rl_mcp.files import make_private_dir, read_file, write_atomic
+from hermes_rl_mcp.files import make_private_dir, private, read_file, write_atomic
 from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.environments import Selected, selected
@@ -157,7 +157,7 @@ def _spawn(context: Context, paths: TestPaths, request: TestRequest) -> None:
         variable = request.endpoint.api_key_variable
         environ[variable] = context.operator.environ.get(variable) or "x"
     command = [sys.executable, "-P", "-m", "hermes_rl_mcp.operations.inference_runner", str(paths.dir)]
-    with paths.runner_log.open("ab") as log:
+    with open(paths.runner_log, "ab", opener=private) as log:
         process = subprocess.Popen(
             command,
             env=environ,

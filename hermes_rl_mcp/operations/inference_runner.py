@@ -38,7 +38,7 @@ from hermes_rl_mcp.operations.inference_records import (
     summarise,
     with_groups,
 )
-from hermes_rl_mcp.redact import redact_text
+from hermes_rl_mcp.redact import SECRET_PREFIX, redact_text, secret_values
 from hermes_rl_mcp.runs.process import MARKER, ManagedProcess, ProcessSpec, identity_of
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class Runner:
                 raise ModelTestError(f"Process timed out after {self._request.model_timeout_s / 60:g} minutes")
             await asyncio.sleep(POLL_S)
         self._read(index, output)
-        tail = redact_text(read_tail(process_log, _TAIL_BYTES))
+        tail = redact_text(read_tail(process_log, _TAIL_BYTES), secret_values(os.environ))
         if child.exit_code != 0:
             self._update(index, stderr=tail)
             raise ModelTestError(f"Process exited with code {child.exit_code}: {_last_line(process_log)}")
@@ -181,8 +181,14 @@ class Runner:
         reading, writing = os.pipe()
         files.callback(os.close, writing)
         environ = {**self._environ, MARKER: f"test-{self._request.test_id}", lifeline.VARIABLE: str(reading)}
-        if name == "trainer" and self._request.endpoint is not None:
-            environ.pop(self._request.endpoint.api_key_variable, None)
+        if name == "trainer":  # keys are for the environment
+            endpoint = self._request.endpoint
+            environ = {
+                variable: value
+                for variable, value in environ.items()
+                if not variable.startswith(SECRET_PREFIX)
+                and (endpoint is None or variable != endpoint.api_key_variable)
+            }
         try:
             child = ManagedProcess.spawn(
                 ProcessSpec(name, tuple(command), environ, log_file, self._paths.dir, (*fds, reading))
@@ -244,7 +250,7 @@ def _healthy(port: int, nonce: str) -> bool:
 
 def _last_line(path: Path) -> str:
     lines = [line.strip() for line in read_tail(path, _TAIL_BYTES).splitlines() if line.strip()]
-    return redact_text(lines[-1][:500]) if lines else "no output"
+    return redact_text(lines[-1], secret_values(os.environ))[:500] if lines else "no output"
 
 
 async def _main(folder: Path) -> None:
@@ -259,6 +265,7 @@ async def _main(folder: Path) -> None:
 
 def main() -> None:
     """The runner's process."""
+    os.umask(0o077)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     asyncio.run(_main(Path(sys.argv[1])))
 

@@ -22,6 +22,8 @@ from hermes_rl_mcp.contracts.profiles import PROFILES, Profile
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint, Settings
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.runs.addresses import hosts_of
+from hermes_rl_mcp.runs.checks import check_host
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ def _profile(environ: Mapping[str, str], flags: Flags) -> Profile:
     profile = PROFILES[name].model_copy(deep=True)
     for pattern in flags.allow_models or _split(environ.get("HERMES_RL_ALLOW_MODELS", "")):
         profile.allowed_models.append(pattern)
+    profile.allowed_hosts.extend(_split(environ.get("HERMES_RL_ALLOW_HOSTS", "")))
     for unlocked in flags.unlock or _split(environ.get("HERMES_RL_UNLOCK", "")):
         _unlock(profile, unlocked)
     for pair in flags.lock or _pairs(environ.get("HERMES_RL_LOCK", "")):
@@ -129,6 +132,8 @@ def _inference(environ: Mapping[str, str]) -> InferenceEndpoint | None:
         return None
     if not base_url.startswith(("http://", "https://")):
         raise InvalidValueError(f"HERMES_RL_INFERENCE_BASE_URL={base_url!r} is not an http address.")
+    for host in hosts_of(base_url):
+        check_host("HERMES_RL_INFERENCE_BASE_URL", host)
     if not model:
         raise InvalidValueError(
             "HERMES_RL_INFERENCE_BASE_URL is set but HERMES_RL_INFERENCE_MODEL is not.",

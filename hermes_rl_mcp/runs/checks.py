@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import fnmatch
+import os
+import re
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.profiles import Profile
 from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.redact import SECRET_PREFIX, holds_secret
+from hermes_rl_mcp.runs.addresses import hosts_of, is_metadata_service, needs_permission
 from hermes_rl_mcp.runs.fields import as_int, is_int
 from hermes_rl_mcp.runs.resolve import Resolution
+from hermes_rl_mcp.untrusted import HIDDEN
+
+_NAMES = ("model_name", "tokenizer_name", "wandb_name", "wandb_project", "wandb_group", "wandb_run_name")
+"""They become arguments, labels and file names of other programs."""
+_WRITTEN = ("data_path_to_save_groups", "data_dir_to_save_evals")
+"""Where an environment writes to."""
+_BUILTIN_OR_HUB = re.compile(r"(builtin:)?[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
+_MAX_NAME = 300
 
 
 def check_value(resolution: Resolution, name: str, value: JsonValue) -> None:
@@ -21,8 +35,12 @@ def check_value(resolution: Resolution, name: str, value: JsonValue) -> None:
             hint=f"Choose at most {field.ceiling:g}.",
             details={"field": name, "ceiling": field.ceiling},
         )
+    if name in _NAMES:
+        check_name(name, value)
     if name == "model_name":
         check_model(resolution.profile, value)
+    for host in hosts_of(value):
+        check_host(name, host)
     if name == "group_size" and is_int(value) and as_int(value) < 2:
         raise InvalidValueError(
             f"group_size = {value} gives no signal: GRPO compares the answers of a group with each other.",
@@ -37,6 +55,12 @@ def check_value(resolution: Resolution, name: str, value: JsonValue) -> None:
 
 def check_model(profile: Profile, model: JsonValue) -> None:
     """Raises InvalidValueError if the operator's allow-list has no pattern for this model."""
+    if isinstance(model, str) and not (_BUILTIN_OR_HUB.match(model) or _is_plain_path(model)):
+        raise InvalidValueError(
+            f"model_name {model!r} is neither a Hub id nor the absolute path of a folder.",
+            hint="For example builtin:tiny, Qwen/Qwen3-0.6B or /models/mine.",
+            details={"field": "model_name"},
+        )
     if not isinstance(model, str) or not any(fnmatch.fnmatchcase(model, pattern) for pattern in profile.allowed_models):
         raise InvalidValueError(
             f"model_name '{model}' is not on the operator's allow-list.",
@@ -44,6 +68,59 @@ def check_model(profile: Profile, model: JsonValue) -> None:
             "(HERMES_RL_ALLOW_MODELS).",
             details={"field": "model_name", "allowed_models": list(profile.allowed_models)},
         )
+
+
+def check_edit(resolution: Resolution, home: Home, name: str, value: JsonValue) -> None:
+    """What an agent may not put into a configuration, whatever its type: keys, addresses of the local network, files
+    outside of the home. Raises InvalidValueError."""
+    if holds_secret(name, value):
+        raise InvalidValueError(
+            f"{name} would put a secret into the configuration, which is kept and shown.",
+            hint=f"The person who runs the server sets it: hermes-rl config set {SECRET_PREFIX}NAME - ; then set the "
+            f"field to ${SECRET_PREFIX}NAME, which only the environment's process replaces.",
+            details={"field": name},
+        )
+    for host in hosts_of(value):
+        if needs_permission(host, resolution.profile.allowed_hosts):
+            raise InvalidValueError(
+                f"{name} names {host}, a host of the local network.",
+                hint="The person who runs the server can allow it: HERMES_RL_ALLOW_HOSTS.",
+                details={"field": name, "host": host},
+            )
+    if name in _WRITTEN and isinstance(value, str) and value:
+        run_dir, root = home.runs / "any", os.path.realpath(home.root)
+        if not Path(os.path.realpath(run_dir / Path(value).expanduser())).is_relative_to(root):
+            raise InvalidValueError(
+                f"{name} = {value!r} lies outside of {home.root}.",
+                hint="Give a relative path: it counts from the run's own folder.",
+                details={"field": name},
+            )
+
+
+def check_name(name: str, value: JsonValue) -> None:
+    """Raises InvalidValueError for a text that another program could take for an option or for several lines."""
+    if isinstance(value, str) and (value.startswith("-") or HIDDEN.search(value) or "\n" in value or "\t" in value):
+        raise InvalidValueError(
+            f"{name} = {value!r} cannot be a name.",
+            hint="It must not begin with '-' nor hold line breaks, tabs or invisible characters.",
+            details={"field": name},
+        )
+    if isinstance(value, str) and len(value) > _MAX_NAME:
+        raise InvalidValueError(f"{name} is longer than {_MAX_NAME} characters.", details={"field": name})
+
+
+def check_host(name: str, host: str) -> None:
+    """Raises InvalidValueError for the address of a machine's metadata service. Nobody can allow it."""
+    if is_metadata_service(host):
+        raise InvalidValueError(
+            f"{name} names {host}, an address of the machine's own link or of its cloud's metadata service.",
+            hint="Give the address of a model server or judge.",
+            details={"field": name, "host": host},
+        )
+
+
+def _is_plain_path(model: str) -> bool:
+    return os.path.isabs(model) and os.path.normpath(model) == model.rstrip("/") and not model.startswith("//")
 
 
 def problems(resolution: Resolution) -> list[InvalidValueError]:

@@ -19,6 +19,7 @@ import anyio
 import psutil
 
 from hermes_rl_mcp.contracts.runs import Identity, ProcessName
+from hermes_rl_mcp.files import private
 
 MARKER = "HERMES_RL_RUN_ID"
 """Variable that all processes of a run carry and their descendants inherit, also those that left the group."""
@@ -158,7 +159,7 @@ class ManagedProcess:
     @classmethod
     def spawn(cls, spec: ProcessSpec) -> ManagedProcess:
         """Starts it as leader of a new session and group. OSError if the program cannot be started."""
-        with spec.log.open("ab", buffering=0) as log:
+        with open(spec.log, "ab", buffering=0, opener=private) as log:
             popen = subprocess.Popen(
                 spec.argv,
                 env=spec.environ,

@@ -16,7 +16,7 @@ from hermes_rl_mcp.contracts.config import ServerEntry, TrainerConfig
 from hermes_rl_mcp.contracts.environments import EnvironmentSchema, FieldInfo, Section
 from hermes_rl_mcp.contracts.profiles import Profile
 from hermes_rl_mcp.errors import InvalidValueError, LockedFieldError, UnknownFieldError
-from hermes_rl_mcp.redact import redact_field
+from hermes_rl_mcp.redact import MASK, is_secret_name, redact_field
 from hermes_rl_mcp.runs.fields import as_int, is_int, model_fields, sentence
 
 GROUPS_PER_BATCH = 8
@@ -89,11 +89,15 @@ class Resolution:
         return str(self.fields["model_name"].value)
 
     def section(self, section: Section) -> dict[str, JsonValue]:
-        """Values for one part of config.yaml, without managed ones and without fields that are simply unset."""
+        """Values for one part of config.yaml, without managed ones and without fields that are simply unset. A secret
+        that the environment's source holds (here only a mask) is left to the environment."""
         return {
             name: field.value
             for name, field in self.fields.items()
-            if section in field.sections and not field.managed and (field.value is not None or name in self.edits)
+            if section in field.sections
+            and not field.managed
+            and (field.value is not None or name in self.edits)
+            and not (field.value == MASK and is_secret_name(name))
         }
 
     def trainer_config(self) -> TrainerConfig:

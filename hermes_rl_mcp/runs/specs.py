@@ -17,6 +17,7 @@ from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ProcessName
 from hermes_rl_mcp.paths import Home, RunPaths, install_root
+from hermes_rl_mcp.redact import SECRET_PREFIX
 from hermes_rl_mcp.runs.device import cpu_count
 from hermes_rl_mcp.runs.process import MARKER, ProcessSpec
 
@@ -32,13 +33,14 @@ _HUB = (
 _GPU = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF")
 _TRAINER_PREFIXES = ("WANDB_", "PIP_")
 """W&B's key and settings; pip's, because a builtin model may be fetched by it."""
+_PREFIXES: dict[ProcessName, tuple[str, ...]] = {"api": (), "trainer": _TRAINER_PREFIXES, "env": (SECRET_PREFIX,)}
 _SUPERVISOR = (CHILD_COMMANDS, "HERMES_RL_CLAIMS_DIR", "XDG_RUNTIME_DIR")
 
 _ALLOWED: dict[ProcessName, tuple[str, ...]] = {"api": _BASE, "trainer": _BASE + _HUB + _GPU, "env": _BASE + _HUB}
 
 
 class Limits(BaseModel):
-    """How long the supervisor waits for what. Every one is a bound, not a delay."""
+    """How long the supervisor waits for what, and how much it lets grow. Every one is a bound, not a delay."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -57,6 +59,18 @@ class Limits(BaseModel):
     api_term_s: float = 5.0
     kill_s: float = 5.0
     """SIGKILL needs no co-operation; what is still there sits in the kernel."""
+    cascade_s: float = 5.0
+    """A process that fails while one that it needs does not answer: so long that one has to be seen dead first. A
+    trainer that failed stops answering, then writes its report and lets go of its memory."""
+    vitals_s: float = 2.0
+    """Between two looks at the processes; a person watches no closer."""
+    stall_s: float = 300.0
+    """Nothing has moved for so long: stalled. Decoding rounds, micro-batches and phases all count as movement; what is
+    left is one slow judge or tool call of the environment, or a large checkpoint, and those take a minute or two."""
+    full_disk_s: float = 30.0
+    """How long the closing record is tried again if not even the reserve helps; somebody may be making room."""
+    log_max_bytes: int = 64 * 2**20
+    """Per log. Hours of a talkative trainer; a log that grows beyond is cut to its end."""
 
     def term_s(self, name: ProcessName) -> float:
         return {"api": self.api_term_s, "trainer": self.trainer_term_s, "env": self.env_term_s}[name]
@@ -144,12 +158,12 @@ def marker(config: RunConfig) -> str:
 def supervisor_environ(home: Home, environ: Mapping[str, str]) -> dict[str, str]:
     """Everything that any child may get, and what the supervisor itself reads."""
     names = {*_BASE, *_HUB, *_GPU, *_SUPERVISOR}
-    return {**_pick(names, environ, prefixes=_TRAINER_PREFIXES), **_python(), "HERMES_HOME": str(home.root)}
+    prefixes = tuple(prefix for some in _PREFIXES.values() for prefix in some)
+    return {**_pick(names, environ, prefixes=prefixes), **_python(), "HERMES_HOME": str(home.root)}
 
 
 def _child_environ(name: ProcessName, environ: Mapping[str, str], *, torch_threads: int) -> dict[str, str]:
-    prefixes = _TRAINER_PREFIXES if name == "trainer" else ()
-    picked = {**_pick(set(_ALLOWED[name]), environ, prefixes=prefixes), **_python()}
+    picked = {**_pick(set(_ALLOWED[name]), environ, prefixes=_PREFIXES[name]), **_python()}
     if name == "trainer":
         # Spinning threads would take the cores from the environment that the trainer waits for.
         picked |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(torch_threads or cpu_count())}

@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of ``hermes-rl-mcp``."""
     arguments = parser(os.environ)
     options = arguments.parse_args(argv)
+    os.umask(0o077)  # for all that this server and its children write
     if options.transport not in TRANSPORTS:  # a default from the environment is not checked by argparse
         arguments.error(f"HERMES_RL_TRANSPORT={options.transport} is not one of {', '.join(TRANSPORTS)}")
     if options.transport != "stdio" and options.host not in LOOPBACK:
