@@ -27,6 +27,7 @@ from trainer.rollout_client import Lease
 from trainer.rollout_log import rollout_lines
 
 _PREVIEW_TOKENS = 128
+_CALMER = "Lower the learning rate or set grad_clip_norm to 1.0, then start again."
 _ENDS = 5
 """Steps at either end whose mean reward is compared."""
 
@@ -151,18 +152,29 @@ class Loop:
         self._note(batch)
         version_before = self._backend.policy_version
         learning_rate = self._learning_rate()
-        self._recorders.progress.say(self._counters.step + 1, "training", f"{len(batch.data)} sequences")
+        step, size = self._counters.step + 1, f"{len(batch.data)} sequences"
+        result: StepResult | None = None
+        not_finite: NonFiniteError | None = None
         try:
-            result = self._backend.train_step(batch.data, learning_rate, self._stopping) if batch.data else None
+            if batch.data:
+                result = self._backend.train_step(
+                    batch.data,
+                    learning_rate,
+                    self._stopping,
+                    lambda i, n: self._recorders.progress.say(step, "training", f"{size}, micro-batch {i} of {n}"),
+                )
         except StepAbandonedError:
             return False
         except NonFiniteError as error:
-            raise self._diverged(error) from error
+            if self._config.on_non_finite == "stop":
+                raise self._diverged(error) from error
+            _log.warning("step %d was left out: loss or gradient is not finite (%s)", step, error)
+            not_finite = error
         self._advance(result)
-        self._record(batch, result, learning_rate if result else None, version_before)
+        self._record(batch, result, learning_rate if batch.data else None, version_before)
         self._source.acknowledge(lease)
         if self._counters.steps_without_signal >= self._config.max_steps_without_signal:
-            raise self._no_signal(batch)
+            raise self._no_signal(batch, not_finite)
         interval = self._config.save_checkpoint_interval
         if interval and self._counters.step % interval == 0:
             self._save()
@@ -266,12 +278,15 @@ class Loop:
         return TrainingFailedError(
             f"Step {self._counters.step + 1}: loss or gradient is not finite ({error}); the step was not taken. "
             f"{self._last_good()}",
-            hint="Lower the learning rate or set grad_clip_norm to 1.0, then start again.",
+            hint=_CALMER,
         )
 
-    def _no_signal(self, batch: TrainingBatch) -> TrainingFailedError:
+    def _no_signal(self, batch: TrainingBatch, not_finite: NonFiniteError | None) -> TrainingFailedError:
         count = self._counters.steps_without_signal
-        if batch.missing_logprobs and not any(any(r.datum.trainable_T) for r in batch.rollouts):
+        if not_finite is not None:
+            cause = f"loss or gradient is not finite ({not_finite})"
+            hint = _CALMER
+        elif batch.missing_logprobs and not any(any(r.datum.trainable_T) for r in batch.rollouts):
             cause = "no token came with the sampler's logprob"
             hint = "Use server_type vllm or sglang: other types return text without logprobs."
         elif len(batch.malformed) == batch.groups:
@@ -285,5 +300,5 @@ class Loop:
                 "a larger group_size or a longer max_token_length."
             )
         return TrainingFailedError(
-            f"{count} batches in a row had nothing to learn from: {cause}. {self._last_good()}", hint=hint
+            f"From {count} batches in a row nothing was learned: {cause}. {self._last_good()}", hint=hint
         )

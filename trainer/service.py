@@ -28,6 +28,7 @@ class SamplingService:
         self._status: Literal["starting", "ok", "failed"] = "starting"
         self._phase = "starting"
         self._step = 0
+        self._phases = 0
 
     def health(self) -> SamplingHealth:
         sampler = self._sampler
@@ -39,6 +40,8 @@ class SamplingService:
             model=self._model,
             policy_version=sampler.policy_version if sampler else 0,
             step=self._step,
+            activity=self._phases + (sampler.activity if sampler else 0),
+            open_requests=sampler.open_requests if sampler else 0,
         )
 
     def wandb_info(self) -> WandbInfoReply:
@@ -52,6 +55,7 @@ class SamplingService:
         if text != self._phase:
             _log.info("%s", text)
             self._phase = text
+            self._phases += 1
 
     def loaded(self, sampler: Sampler) -> None:
         """Requests are answered from now on."""

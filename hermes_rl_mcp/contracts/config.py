@@ -43,6 +43,9 @@ class TrainerConfig(BaseModel):
     adam_eps: float = Field(1e-8, gt=0)
     grad_clip_norm: float = Field(1.0, ge=0)
     """Gradient norm above which gradients are scaled down. 0 = off."""
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    """What a NaN or infinite loss or gradient does. The weights are never touched by it. ``stop`` saves them and fails
+    the run; ``skip`` leaves the step out, with null in its metrics, until max_steps_without_signal are reached."""
     seed: int = Field(0, ge=0)
     """Seeds LoRA initialisation and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -54,7 +57,7 @@ class TrainerConfig(BaseModel):
     sampler_max_rows: int = Field(64, ge=1)
     """Completions decoded together; further requests wait."""
     max_steps_without_signal: int = Field(10, ge=1)
-    """Batches in a row in which every group has equal scores before the run fails with a diagnosis."""
+    """Batches in a row without anything learned (equal scores, skipped steps) before the run fails with a diagnosis."""
     rollouts_logged_per_step: int = Field(4, ge=0)
     """Scored rollouts written to ``rollouts.jsonl`` per step."""
     use_wandb: bool = False

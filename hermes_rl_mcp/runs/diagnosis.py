@@ -6,7 +6,7 @@ before their consequences, and a consequence that its cause explains in full is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -32,16 +32,13 @@ def diagnose(evidence: Evidence, limits: Thresholds | None = None) -> list[Flag]
     """Worst first; within a severity a cause before what follows from it."""
     limits = limits or Thresholds()
     found: dict[FlagName, Flag] = {}
-    for rule in _RULES:
-        flag = rule(evidence, limits)
-        if flag is not None and not any(_explained(evidence, flag, cause) for cause in found):
-            found[flag.name] = flag
+    for rule, causes in _RULES:
+        # That the adapter of a run that ended does nothing is said whatever the cause.
+        explained = any(cause in found for cause in causes) and not (evidence.ended and rule is _never_changed)
+        flag = None if explained else rule(evidence, limits)
+        if flag is not None:
+            found.setdefault(flag.name, flag)
     return sorted(found.values(), key=lambda flag: flag.severity != "error")
-
-
-def _explained(evidence: Evidence, flag: Flag, cause: FlagName) -> bool:
-    """Whether the flag says nothing beyond its cause. That an adapter does nothing must be said of a run that ended."""
-    return flag.name in _EXPLAINS.get(cause, ()) and not (evidence.ended and flag.name == "adapter_not_moving")
 
 
 # ---- rules
@@ -229,18 +226,18 @@ def _kind_of_equality(
 
 def _adapter_not_moving(evidence: Evidence, limits: Thresholds) -> Flag | None:
     streak = streak_of(evidence.lines, _stood_still)
-    if len(streak) >= limits.adapter_steps:
-        return Flag(
-            name="adapter_not_moving",
-            severity="error",
-            evidence=f"{span(streak)}: the optimizer took each step with advantages that were not zero "
-            f"(advantages/std {number(streak[-1], 'advantages/std'):.3g}), but train/adapter_max_abs is still 0",
-            advice=f"Raise {evidence.value('learning_rate')}; if it is not tiny, see the trainer's log "
-            f"{evidence.record.processes['trainer'].log}.",
-            setting="learning_rate",
-            since_step=step_of(streak[0]),
-        )
-    return _never_changed(evidence, limits)
+    if len(streak) < limits.adapter_steps:
+        return None
+    return Flag(
+        name="adapter_not_moving",
+        severity="error",
+        evidence=f"{span(streak)}: the optimizer took each step with advantages that were not zero "
+        f"(advantages/std {number(streak[-1], 'advantages/std'):.3g}), but train/adapter_max_abs is still 0",
+        advice=f"Raise {evidence.value('learning_rate')}; if it is not tiny, see the trainer's log "
+        f"{evidence.record.processes['trainer'].log}.",
+        setting="learning_rate",
+        since_step=step_of(streak[0]),
+    )
 
 
 def _stood_still(line: Line) -> bool:
@@ -297,23 +294,17 @@ def _sampler_behind(evidence: Evidence, limits: Thresholds) -> Flag | None:
     )
 
 
-_RULES: tuple[Callable[[Evidence, Thresholds], Flag | None], ...] = (
-    _not_finite,
-    _groups_failing,
-    _rewards_missing,
-    _disk_low,
-    _stalled,
-    _all_truncated,
-    _zero_variance,
-    _sampler_behind,
-    _adapter_not_moving,
+_Rule = Callable[[Evidence, Thresholds], Flag | None]
+_RULES: tuple[tuple[_Rule, tuple[FlagName, ...]], ...] = (
+    (_not_finite, ()),
+    (_groups_failing, ()),
+    (_rewards_missing, ()),
+    (_disk_low, ()),
+    (_stalled, ()),
+    (_all_truncated, ()),
+    (_zero_variance, ("rewards_missing", "all_truncated")),
+    (_sampler_behind, ()),
+    (_adapter_not_moving, ()),
+    (_never_changed, ("not_finite", "rewards_missing", "all_truncated", "zero_variance")),
 )
-"""In the order in which one causes the next."""
-
-_EXPLAINS: Mapping[FlagName, tuple[FlagName, ...]] = {
-    "not_finite": ("adapter_not_moving",),
-    "groups_failing": ("adapter_not_moving",),
-    "rewards_missing": ("rewards_missing", "zero_variance", "adapter_not_moving"),
-    "all_truncated": ("zero_variance", "adapter_not_moving"),
-    "zero_variance": ("adapter_not_moving",),
-}
+"""In the order in which one causes the next; with each the flags that explain all it would say."""

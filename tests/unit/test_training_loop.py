@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from diagnosis_parts import seen
 from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, settings
 
 from hermes_rl_mcp.checkpoints import read_marker
 from hermes_rl_mcp.contracts.records import METRIC_NAMES, RolloutLine
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
+from hermes_rl_mcp.runs.diagnosis import diagnose
 from trainer.backends.local.backend import LocalBackend
+from trainer.batching import build_batch
 from trainer.checkpoints import Checkpoints
 from trainer.failures import TrainingFailedError
 from trainer.loop import Loop, Outcome, Recorders
@@ -162,13 +165,47 @@ def test_the_diagnosis_names_the_cause(rig: Rig, broken: ScoredData, words: str)
         rig.run([[broken]] * 2, max_steps_without_signal=2)
 
 
-def test_a_step_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(rig: Rig) -> None:
+NOT_FINITE = [_group([1.0, 0.0], logprob=-1e4)]
+
+
+def test_fi_23_a_step_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(rig: Rig) -> None:
     with pytest.raises(TrainingFailedError, match="Step 3: loss or gradient is not finite") as caught:
-        rig.run([SIGNAL, SIGNAL, [_group([1.0, 0.0], logprob=-1e4)]])
+        rig.run([SIGNAL, SIGNAL, NOT_FINITE])
     assert str(rig.folder / "checkpoints" / "step_2") in caught.value.message
     assert "learning rate" in caught.value.hint
     assert len(rig.metrics()) == 2 == len(rig.source.acknowledged)
     assert rig.backend.policy_version == 2
+
+
+def test_fi_23_a_step_that_is_not_finite_is_left_out_with_null_and_flagged_if_so_configured(rig: Rig) -> None:
+    outcome = rig.run([SIGNAL, NOT_FINITE, SIGNAL], on_non_finite="skip", save_checkpoint_interval=1)
+    assert outcome.finished
+    assert "NaN" not in rig.metrics_file.read_text()
+    lines = rig.metrics()
+    assert [line["policy/version"] for line in lines] == [1, 1, 2]
+    assert [line["train/loss"] is None for line in lines] == [False, True, False]
+    assert len(rig.source.acknowledged) == 3
+    good = str(rig.folder / "checkpoints" / "step_1")
+    [flag] = diagnose(seen(lines[:2], last_checkpoint=good))
+    assert (flag.name, flag.severity, flag.since_step) == ("not_finite", "error", 2)
+    assert "step 2: train/loss and train/grad_norm" in flag.evidence
+    assert good in flag.evidence
+
+
+def test_fi_23_nothing_but_steps_that_are_not_finite_fails_with_that_cause(rig: Rig) -> None:
+    with pytest.raises(TrainingFailedError, match="From 3 batches in a row nothing was learned: loss or gradient"):
+        rig.run([SIGNAL, *[NOT_FINITE] * 5], on_non_finite="skip", max_steps_without_signal=3)
+    assert len(rig.metrics()) == 4
+
+
+def test_within_a_long_step_the_micro_batches_are_counted(rig: Rig) -> None:
+    seen: list[tuple[int, int]] = []
+    before = rig.backend.activity
+    data = build_batch(SIGNAL, 100).data
+    rig.backend.train_step(data, 1e-3, progress=lambda number, of: seen.append((number, of)))
+    assert seen
+    assert seen == [(number, len(seen)) for number in range(1, len(seen) + 1)]
+    assert rig.backend.activity >= before + len(seen)
 
 
 def test_a_step_that_breaks_leaves_the_steps_before_it_in_a_checkpoint(rig: Rig) -> None:

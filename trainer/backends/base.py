@@ -121,6 +121,16 @@ class Sampler(Protocol):
     @property
     def stats(self) -> EngineStats: ...
     @property
+    def activity(self) -> int:
+        """Rises with every decoding round, micro-batch and job: standing still means idle or hung."""
+        ...
+
+    @property
+    def open_requests(self) -> int:
+        """Sampling requests that are not answered yet."""
+        ...
+
+    @property
     def vocabulary_size(self) -> int: ...
     def encode(self, text: str) -> list[int]:
         """Raises InvalidValueError for half a surrogate pair, which JSON can carry."""
@@ -141,9 +151,16 @@ class Backend(Sampler, Protocol):
     @property
     def base_sha256(self) -> str: ...
 
-    def train_step(self, data: Sequence[Datum], learning_rate: float, stopping: Callable[[], bool] = ...) -> StepResult:
+    def train_step(
+        self,
+        data: Sequence[Datum],
+        learning_rate: float,
+        stopping: Callable[[], bool] = ...,
+        progress: Callable[[int, int], None] = ...,
+    ) -> StepResult:
         """One optimizer step over ``data`` (not empty), then publish the new version to the sampler.
 
+        ``progress(i, n)`` is called on the compute thread before the i-th of n micro-batches.
         Raises NonFiniteError or StepAbandonedError with the weights untouched.
         """
         ...

@@ -43,12 +43,18 @@ def _never() -> bool:
     return False
 
 
+def _silent(number: int, of: int) -> None:
+    """For callers that show no progress."""
+
+
 class LocalBackend:
     """Implements ``trainer.backends.base.Backend``."""
 
     def __init__(self, model: LoadedModel, config: TrainerConfig, *, version: int = 0) -> None:
         self._model = model
         self._version = version
+        self._passes = 0
+        """Micro-batches and greedy tokens so far; changed on the compute thread alone."""
         self._learner = Learner(
             model,
             betas=(config.adam_beta1, config.adam_beta2),
@@ -103,6 +109,14 @@ class LocalBackend:
     def stats(self) -> EngineStats:
         return self._engine.stats
 
+    @property
+    def activity(self) -> int:
+        return self._engine.activity + self._passes
+
+    @property
+    def open_requests(self) -> int:
+        return self._engine.open_requests
+
     def encode(self, text: str) -> list[int]:
         try:
             ids: list[int] = self._model.tokenizer(text)["input_ids"]
@@ -136,10 +150,18 @@ class LocalBackend:
         return self._engine.run(lambda: self._score(list(ids), temperature, top), exclusive=False)
 
     def train_step(
-        self, data: Sequence[Datum], learning_rate: float, stopping: Callable[[], bool] = _never
+        self,
+        data: Sequence[Datum],
+        learning_rate: float,
+        stopping: Callable[[], bool] = _never,
+        progress: Callable[[int, int], None] = _silent,
     ) -> StepResult:
+        def counted(number: int, of: int) -> None:
+            self._passes += 1
+            progress(number, of)
+
         def step() -> StepResult:
-            loss, norm, max_abs, logprob_mean, seconds = self._learner.step(data, learning_rate, stopping)
+            loss, norm, max_abs, logprob_mean, seconds = self._learner.step(data, learning_rate, stopping, counted)
             self._version += 1
             return StepResult(loss, norm, max_abs, logprob_mean, self._version, seconds)
 
@@ -203,6 +225,7 @@ class LocalBackend:
         batch = DecodeBatch(model, torch.Generator(model.device))
         batch.admit([[row]])
         while not row.done:
+            self._passes += 1
             batch.step()
         return row.completion.token_ids
 

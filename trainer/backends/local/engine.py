@@ -75,12 +75,25 @@ class Engine:
         self._next_owner = 0
         self._closed = False
         self._stats = EngineStats()
+        self._jobs_begun = 0
+        self._open = 0
+        self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
         self._thread.start()
 
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def activity(self) -> int:
+        """Passes and jobs so far."""
+        return self._stats.forward_passes + self._jobs_begun
+
+    @property
+    def open_requests(self) -> int:
+        """Requests without an answer."""
+        return self._open
 
     def submit(self, request: SampleRequest) -> Future[SampleResult]:
         answer = _Answer(Future(), [None] * request.n)
@@ -91,7 +104,9 @@ class Engine:
         with self._wake:
             self._refuse_if_closed()
             self._waiting.extend(slices)
+            self._count_open(1)
             self._wake.notify()
+        answer.future.add_done_callback(lambda future: self._count_open(-1))
         return answer.future
 
     def run(self, job: Callable[[], Result], *, exclusive: bool) -> Future[Result]:
@@ -131,6 +146,7 @@ class Engine:
                 job = self._next_job()
                 admitted = [] if self._jobs or job else self._take_waiting()
             if job is not None:
+                self._jobs_begun += 1
                 _run(job)
                 continue
             self._decode(admitted)
@@ -228,6 +244,11 @@ class Engine:
             most_rows=max(stats.most_rows, len(drawn)),
             most_requests=max(stats.most_requests, len({row.owner for row in drawn})),
         )
+
+    def _count_open(self, change: int) -> None:
+        """Requests come from one thread, and are answered or cancelled on others."""
+        with self._counting:
+            self._open += change
 
     def _fail(self, error: Exception, further: list[Future[Any]]) -> None:
         """Fail every request under way, and ``further``."""

@@ -24,6 +24,10 @@ from trainer.backends.local.rows import PADDING, PROMPT, TrainRow, build_rows, m
 _OPTIMIZER_FILE = "optimizer.safetensors"
 
 
+def _silent(number: int, of: int) -> None:
+    """For callers that show no progress."""
+
+
 class Learner:
     """The adapter's parameters, their Adam state and the loss. Use from the compute thread."""
 
@@ -48,7 +52,9 @@ class Learner:
         self._b_matrices = [p for name, p in self._named.items() if "lora_B" in name]
         self.optimizer = torch.optim.Adam(self._parameters, lr=0.0, betas=betas, eps=eps, fused=True)
 
-    def accumulate(self, data: Sequence[Datum], stopping: Callable[[], bool]) -> tuple[float, float]:
+    def accumulate(
+        self, data: Sequence[Datum], stopping: Callable[[], bool], progress: Callable[[int, int], None] = _silent
+    ) -> tuple[float, float]:
         """Leave the gradient of the whole step in the parameters. Returns loss and mean trainer logprob."""
         rows = build_rows(
             data,
@@ -60,9 +66,11 @@ class Learner:
         scale = 1.0 / trained if self._reduction == "token_mean" else 1.0
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum = logprob_sum = 0.0
-        for batch in micro_batches(rows, self._micro_batch_tokens):
+        batches = list(micro_batches(rows, self._micro_batch_tokens))
+        for number, batch in enumerate(batches, 1):
             if stopping():
                 raise StepAbandonedError
+            progress(number, len(batches))
             logprobs_M = self.logprobs(batch)
             sampler_M = _flat([row.sampler_logprobs_M for row in batch], logprobs_M)
             advantages_M = _flat([row.advantages_M for row in batch], logprobs_M)
@@ -72,11 +80,17 @@ class Learner:
             logprob_sum += float(logprobs_M.detach().sum())
         return loss_sum, logprob_sum / trained
 
-    def step(self, data: Sequence[Datum], learning_rate: float, stopping: Callable[[], bool]) -> tuple[float, ...]:
+    def step(
+        self,
+        data: Sequence[Datum],
+        learning_rate: float,
+        stopping: Callable[[], bool],
+        progress: Callable[[int, int], None] = _silent,
+    ) -> tuple[float, ...]:
         """Returns loss, gradient norm, adapter_max_abs, mean trainer logprob, seconds."""
         start = time.perf_counter()
         try:
-            loss, logprob_mean = self.accumulate(data, stopping)
+            loss, logprob_mean = self.accumulate(data, stopping, progress)
             limit = self._clip_norm if self._clip_norm > 0 else math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
             if not (math.isfinite(loss) and math.isfinite(norm)):
