@@ -137,6 +137,7 @@ class ArithmeticEnv(BaseEnv):
     name = "arithmetic"
     env_config_cls = ArithmeticConfig
     trainer_defaults: ClassVar[dict[str, JsonValue]] = {"learning_rate": 1e-3, "lora_rank": 16, "lora_alpha": 32.0}
+    typical_tokens = (8, 4)
 
     config: ArithmeticConfig
 

@@ -145,6 +145,7 @@ class Gsm8kEnv(BaseEnv):
 
     name = "gsm8k"
     env_config_cls = Gsm8kConfig
+    typical_tokens = (200, 200)
 
     config: Gsm8kConfig
 

@@ -67,6 +67,9 @@ class EnvironmentSchema(BaseModel):
     trainer_defaults: dict[str, JsonValue] = Field(default_factory=dict)
     """Trainer fields this environment suggests values for (its class attribute ``trainer_defaults``, for example
     ``{"learning_rate": 1e-3}``). They replace the profile's defaults, never its locks, ceilings or a user's edit."""
+    typical_prompt_tokens: int | None = None
+    typical_answer_tokens: int | None = None
+    """The environment's own expectation (its class attribute ``typical_tokens``), for estimates alone."""
 
 
 class ValidationReply(BaseModel):

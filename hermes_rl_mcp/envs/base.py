@@ -68,6 +68,8 @@ class BaseEnv:
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
     trainer_defaults: ClassVar[dict[str, JsonValue]] = {}
     """Trainer fields that suit this environment (``{"learning_rate": 1e-3}``); a profile may overrule them."""
+    typical_tokens: ClassVar[tuple[int, int] | None] = None
+    """Tokens of a prompt and of an answer, about; for the estimate before a run. None = told from max_token_length."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ def describe(environment: type[BaseEnv]) -> EnvironmentSchema:
     """Fields of the config class that ``config_init`` uses, with that instance's values as defaults."""
     config, servers = defaults_of(environment)
     schema = type(config).model_json_schema()
+    prompt, answer = environment.typical_tokens or (None, None)
     return EnvironmentSchema(
         name=environment.env_name(),
         class_name=environment.__name__,
@@ -27,6 +28,8 @@ def describe(environment: type[BaseEnv]) -> EnvironmentSchema:
         fields=[_field(config, name, schema) for name in type(config).model_fields],
         server=to_jsonable_python(servers[0].model_dump()) if servers else {},
         trainer_defaults=dict(environment.trainer_defaults),
+        typical_prompt_tokens=prompt,
+        typical_answer_tokens=answer,
     )
 
 
