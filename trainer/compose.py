@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -251,6 +252,7 @@ class _Trainer:
             save_checkpoint_interval=settings.save_checkpoint_interval,
             starting_step=starting_step,
             num_steps=config.total_steps,
+            attempt=secrets.token_hex(8),
         )
 
     def _rollout_url(self) -> str:

@@ -1,8 +1,7 @@
 """The trainer's side of the trajectory API: register, lease a batch, acknowledge it once it is trained.
 
 Invariant: a batch is acknowledged only after its step is on record. When an answer may have been lost, registering
-again brings back what was handed out and not acknowledged; so no batch is lost silently. A registration always names
-the step the trainer is at: a step behind the API's says that the batches since then are wanted again.
+again brings back what was handed out and not acknowledged; so no batch is lost silently.
 """
 
 from __future__ import annotations
@@ -85,10 +84,7 @@ class RolloutClient:
         return None
 
     def acknowledge(self, lease: Lease) -> None:
-        """The batch was trained. A batch that came without a lease needs no word to the API."""
-        if self._registration is not None:
-            at = self._registration.starting_step + 1
-            self._registration = self._registration.model_copy(update={"starting_step": at})
+        """The batch was trained. Does nothing for a batch that came without a lease."""
         if lease.lease_id is None:
             return
         body = AcknowledgeRequest(lease_id=lease.lease_id, retain=self._retain).model_dump_json()

@@ -25,6 +25,9 @@ class Registration(BaseModel):
     save_checkpoint_interval: int
     starting_step: int
     num_steps: int
+    attempt: str | None = None
+    """Ours: names one trainer process. It may repeat its registration at any time and goes on where it is; another
+    process, even with the same values, begins at ``starting_step``."""
 
 
 class RegistrationReply(BaseModel):

@@ -148,7 +148,10 @@ class Rollouts:
         for environment in self.live().values():
             _check_fit(registration.batch_size, environment.group_size, ("batch_size",))
         self._take_back(batch for batch in self.state.out.values() if batch.leased)
-        if registration != self.state.registration:
+        known = self.state.registration
+        if registration != known:
+            if known is not None and registration.checkpoint_dir != known.checkpoint_dir:
+                self._end_environments()
             before = self.state.live_groups + sum(
                 len(batch.groups) for step, batch in self.state.kept.items() if step > registration.starting_step
             )
@@ -162,6 +165,12 @@ class Rollouts:
                     registration.batch_size,
                 )
         return self.state.uuid
+
+    def _end_environments(self) -> None:
+        """Another run goes on with this journal: the environments in it are the old run's, and gone."""
+        for env_id, environment in enumerate(self.state.environments):
+            if environment.connected:
+                self._commit(events.EnvDisconnected(env_id))
 
     def _say_if_fewer(self, starting_step: int) -> None:
         lacking = [step for step in range(starting_step + 1, self.state.step + 1) if step not in self.state.kept]

@@ -11,16 +11,19 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import Identity, RunRecord, RunStatus, StopRequest
+from hermes_rl_mcp.contracts.vitals import Vitals
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.paths import RunPaths
-from hermes_rl_mcp.runs import locks, outcome
-from hermes_rl_mcp.runs.process import boot_id, end_all, marked
+from hermes_rl_mcp.runs import locks, outcome, reserve
+from hermes_rl_mcp.runs.process import boot_id, end_all, is_alive, marked
 from hermes_rl_mcp.runs.specs import marker
 from hermes_rl_mcp.runs.state import RunState, read_record
 
 TERM_S = 3.0
 """The children got the news by their lifeline when the supervisor died, so most of this has passed already."""
 KILL_S = 2.0
+_DYING_S = 1.0
+"""A killed process lets go of its lock when the last of its threads is gone, which may be in the middle of a write."""
 
 
 def waits_for_relaunch(record: RunRecord) -> bool:
@@ -31,9 +34,9 @@ def waits_for_relaunch(record: RunRecord) -> bool:
 
 def reconcile(paths: RunPaths, record: RunRecord) -> RunRecord:
     """``record``, or the one that closes it. Takes up to ``TERM_S + KILL_S`` if stubborn processes were left."""
-    if record.status.terminal or locks.is_held(paths.supervisor_lock):
+    if record.status.terminal or (locks.is_held(paths.supervisor_lock) and not _is_dying(record)):
         return record
-    lock = locks.take(paths.supervisor_lock)
+    lock = locks.take(paths.supervisor_lock, timeout_s=_DYING_S)
     if lock is None:
         return record
     try:
@@ -59,6 +62,11 @@ def fail(paths: RunPaths, reason: str, error: str, hint: str) -> RunRecord:
         lock.release()
 
 
+def _is_dying(record: RunRecord) -> bool:
+    supervisor = record.supervisor
+    return supervisor is not None and supervisor.boot_id == boot_id() and not is_alive(supervisor)
+
+
 def _close(paths: RunPaths, state: RunState) -> None:
     record = state.record
     stop = _stop_reason(paths)
@@ -74,15 +82,36 @@ def _close(paths: RunPaths, state: RunState) -> None:
     else:
         leftovers = _end_leftovers(paths, record)
         reason = "the run's supervisor is gone without a record of how the run ended"
-    report = outcome.read_report(paths, "trainer")
-    said = " The trainer had left its completion record." if report and report.status == "completed" else ""
+    vitals = _vitals(paths)
     state.move(
         RunStatus.INTERRUPTED,
         reason,
-        error=f"Interrupted: {reason}.{said}",
-        hint=f"rl_start_training(resume_from='{record.run_id}') goes on from its last complete checkpoint, if it has one.",
+        error=f"Interrupted: {reason}.{_what_is_known(paths)}",
+        hint=f"rl_start_training(resume_from='{record.run_id}') goes on from its last complete checkpoint.",
         leftover_pids=[one.pid for one in leftovers],
+        running_seconds=max(record.running_seconds, vitals.running_seconds if vitals else 0.0),
+        peak_memory_bytes=vitals.peak_memory_bytes if vitals else None,
     )
+
+
+def _what_is_known(paths: RunPaths) -> str:
+    """What may have had to do with it."""
+    report = outcome.read_report(paths, "trainer")
+    said = ""
+    if report is not None and report.status == "completed":
+        said = " The trainer had left its completion record."
+    elif report is not None and report.error:
+        said = f" The trainer had reported: {report.error}"
+    free, folder = reserve.fullest([paths.dir])
+    full = f" The disk is full: {free // 1024} KiB are left in {folder}." if free < reserve.FULL_BYTES else ""
+    return full + said
+
+
+def _vitals(paths: RunPaths) -> Vitals | None:
+    try:
+        return Vitals.model_validate_json(read_file(paths.vitals))
+    except (OSError, ValidationError):
+        return None
 
 
 def _end_leftovers(paths: RunPaths, record: RunRecord) -> list[Identity]:

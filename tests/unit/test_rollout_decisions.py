@@ -274,6 +274,26 @@ def test_a_trainer_that_does_not_go_back_sees_nothing_of_kept_batches(rollouts: 
     assert not rollouts.state.kept
 
 
+def test_a_trainer_that_goes_back_to_the_same_step_twice_gets_the_same_batches_twice(rollouts: Rollouts) -> None:
+    for tag in range(6):
+        post(rollouts, tag)
+    for attempt in "ab":
+        rollouts.register(registration().model_copy(update={"attempt": attempt}))
+        assert rollouts.state.step == 0
+        train(rollouts, 2)
+    rollouts.register(registration().model_copy(update={"attempt": "c"}))
+    assert drained(rollouts) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_when_another_run_takes_over_the_journal_the_environments_in_it_are_gone(rollouts: Rollouts) -> None:
+    rollouts.hand_out(leased=True)
+    rollouts.register_env(env())
+    rollouts.register(registration())
+    assert len(rollouts.live()) == 1
+    rollouts.register(registration().model_copy(update={"checkpoint_dir": "another run's"}))
+    assert not rollouts.live()
+
+
 def test_another_batch_size_takes_batches_apart_and_keeps_their_groups_in_order(rollouts: Rollouts) -> None:
     for tag in range(8):
         post(rollouts, tag)
