@@ -6,11 +6,12 @@ is its owner's alone (0600, folders 0700), whatever the umask.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -66,10 +67,17 @@ def private(path: str, flags: int) -> int:
 
 
 def append_line(path: Path, line: str) -> None:
-    """One whole line in one write, so that a reader by byte offset never sees two halves."""
+    """One whole line in one write, so that a reader by byte offset never sees two halves. For files of one writer.
+
+    OSError, and the file is as it was, if there is no room for all of it.
+    """
+    data = line.encode() + b"\n"
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.write(fd, line.encode() + b"\n")
+        written = os.write(fd, data)
+        if written < len(data):
+            os.ftruncate(fd, os.fstat(fd).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(fd)
 
@@ -128,7 +136,8 @@ def read_tail(path: Path, max_bytes: int) -> str:
 def trim_log(path: Path, max_bytes: int, keep_bytes: int) -> bool:
     """Cuts a log that outgrew ``max_bytes`` down to its last ``keep_bytes``, which go to ``<name>.1``.
 
-    Writers hold the file open for appending, so it is emptied in place; what they write in between is lost.
+    Writers hold the file open for appending, so it is emptied in place; what they write in between is lost, and on a
+    full disk so is the end that would have been kept.
     """
     try:
         if path.stat().st_size <= max_bytes:
@@ -136,10 +145,10 @@ def trim_log(path: Path, max_bytes: int, keep_bytes: int) -> bool:
         with opened(path) as file:
             file.seek(-keep_bytes, os.SEEK_END)
             kept = file.read(keep_bytes)
-        with open(path.with_name(path.name + ".1"), "wb", opener=private) as older:
+        with suppress(OSError), open(path.with_name(path.name + ".1"), "wb", opener=private) as older:
             older.write(kept)
         os.truncate(path, 0)
-    except (FileNotFoundError, NotAFileError):
+    except OSError:  # gone, or no file of ours; the next look may succeed
         return False
     return True
 

@@ -24,7 +24,7 @@ _LOCK_TIMEOUT_S = 1.0
 
 
 def main() -> int:
-    """Exit code 0 once the run's end is on record."""
+    """Exit code 0 once the run's end is on record, 1 if there is no way to write it, 4 if its directory was deleted."""
     parser = argparse.ArgumentParser(prog="python -m hermes_rl_mcp.runs", description="Carry out one run.")
     parser.add_argument("run_dir", type=Path, help="HOME/rl/runs/RUN_ID")
     parser.add_argument("--lock-fd", type=int, help="descriptor of supervisor.lock, locked by the launcher")
@@ -45,10 +45,13 @@ def main() -> int:
         request = RunRequest.model_validate_json(paths.request.read_bytes())
         supervisor = Supervisor(home, request, RunState.load(paths), dict(os.environ))
         status = anyio.run(supervisor.run)
-        logging.getLogger(__name__).info("run %s: %s", request.run_id, status)
+        logging.getLogger(__name__).info("run %s: %s", request.run_id, status or "its directory was deleted")
+    except OSError as error:  # its children are gone; a reader closes the record once that can be done
+        logging.getLogger(__name__).error("run %s could not be closed: %s", run_dir.name, error)
+        return 1
     finally:
         lock.release()
-    return 0
+    return 0 if status else 4
 
 
 if __name__ == "__main__":

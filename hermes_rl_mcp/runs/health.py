@@ -63,6 +63,11 @@ class Health:
         found = await self._get(f"{self._api}/health", HealthReply)
         return found if isinstance(found, HealthReply) and found.nonce == self._nonce else None
 
+    async def sampler(self) -> SamplingHealth | None:
+        """The trainer's own word; None if it does not answer."""
+        found = await self._get(f"{self._trainer}/health", SamplingHealth)
+        return found if isinstance(found, SamplingHealth) and found.nonce == self._nonce else None
+
     async def _ask_api(self) -> Answer:
         found = await self._get(f"{self._api}/health", HealthReply)
         if isinstance(found, str):
@@ -88,9 +93,12 @@ class Health:
     async def _get(self, url: str, model: type[M]) -> M | str:
         """The reply, or in words why there is none."""
         try:
-            response = await self._client.get(url)
+            with anyio.fail_after(2 * _REQUEST_TIMEOUT_S):  # httpx bounds each read, and an answer may drip
+                response = await self._client.get(url)
         except httpx.ConnectError:
             return "its server does not listen yet"
+        except TimeoutError:
+            return "no whole answer"
         except httpx.HTTPError as error:
             return f"no answer ({type(error).__name__})"
         if response.status_code != 200:

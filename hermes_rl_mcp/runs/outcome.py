@@ -21,11 +21,15 @@ from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunStatus
 from hermes_rl_mcp.files import read_file, read_tail
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import redact_text
+from hermes_rl_mcp.runs.oom import OomKills
 
 TITLES: dict[ProcessName, str] = {"api": "rollout API", "trainer": "trainer", "env": "environment"}
 _TAIL_BYTES = 16_384
 _LINE_CHARS = 400
-_VMSTAT = Path("/proc/vmstat")
+_TRACEBACK = "Traceback (most recent call last):"
+_TRACEBACK_CHARS = 1500
+_MESSAGE_LINES = 8
+"""An exception's message may have several lines."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,20 @@ def last_line(log: Path, secrets: Sequence[str] = ()) -> str:
     """The last line of a log, with secrets masked and then cut, for an error message."""
     lines = [line.strip() for line in read_tail(log, _TAIL_BYTES).splitlines() if line.strip()]
     return redact_text(lines[-1], secrets)[:_LINE_CHARS] if lines else ""
+
+
+def _last_words(log: Path, secrets: Sequence[str]) -> str:
+    """The traceback with which the log ends, else its last line: data from a stranger, for an error message."""
+    lines = read_tail(log, _TAIL_BYTES).splitlines()
+    begin = max((i for i, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=None)
+    if begin is not None:
+        end = next((i for i in range(begin + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
+        if len(lines) - end <= _MESSAGE_LINES:  # nothing else was said after it
+            text = redact_text("\n".join(lines[begin:]), secrets)
+            cut = text if len(text) <= _TRACEBACK_CHARS else f"{_TRACEBACK}\n  ...{text[-_TRACEBACK_CHARS:]}"
+            return f" Its log ends with:\n{cut}"
+    line = last_line(log, secrets)
+    return f" Its last log line: {line}" if line else " Its log is empty."
 
 
 def last_metric(path: Path) -> dict[str, Any] | None:
@@ -90,24 +108,52 @@ def ended_early(paths: RunPaths, config: RunConfig) -> Verdict:
 
 
 def failure(
-    paths: RunPaths, process: ProcessName, exit_code: int, log: Path, *, oom_kills: int, secrets: Sequence[str] = ()
+    paths: RunPaths,
+    process: ProcessName,
+    exit_code: int,
+    log: Path,
+    *,
+    oom_kills: OomKills,
+    secrets: Sequence[str] = (),
 ) -> Verdict:
-    """A process ended that should not have. ``oom_kills`` were counted by the kernel since the run began."""
+    """A process ended that should not have. ``oom_kills`` are those since the run began."""
     title = TITLES[process]
     report = read_report(paths, process)
     if report is not None and report.status == "failed" and report.error:
         return Verdict(RunStatus.FAILED, f"{title} failed", report.error, report.hint)
-    line = last_line(log, secrets)
-    said = f" Its last log line: {line}" if line else " Its log is empty."
+    said = _last_words(log, secrets)
     hint = f"See its log: {log}"
     if process == "trainer" and exit_code == 0:
         return Verdict(
             RunStatus.FAILED, "trainer exited without completing", f"The trainer exited without completing.{said}", hint
         )
     if exit_code == -signal.SIGKILL:
-        seen = f"; the kernel counted {oom_kills} out-of-memory kills meanwhile" if oom_kills > 0 else ""
+        seen = f"; {oom_kills.words}" if oom_kills.words else ""
         hint = f"Killed from outside{seen}. Host memory? Try a smaller model, batch_size or max_token_length."
     return Verdict(RunStatus.FAILED, f"{title} died", f"The {title} {exit_words(exit_code)}.{said}", hint)
+
+
+def disk_full(folder: Path, what: str, checkpoint: Path | None) -> Verdict:
+    """A run cannot go on without room for its results. ``what`` was seen of it."""
+    kept = (
+        f"The last complete checkpoint is intact: {checkpoint}."
+        if checkpoint
+        else "There was no complete checkpoint yet."
+    )
+    hint = "Free some space there, or set HERMES_HOME to a folder on a larger disk; then start again"
+    return Verdict(
+        RunStatus.FAILED,
+        "disk full",
+        f"The disk is full: {folder}{'; ' if what else ''}{what}. {kept}",
+        hint + (" with resume_from to go on from that checkpoint." if checkpoint else "."),
+    )
+
+
+def because_disk_full(failed: Verdict, full: Verdict) -> Verdict:
+    """``failed``, the end of a process, with its cause. A child that says it itself keeps its words."""
+    if failed.error and "disk is full" in failed.error:
+        return Verdict(failed.status, full.reason, failed.error, failed.hint)
+    return Verdict(failed.status, full.reason, f"{full.error} {failed.error or ''}".strip(), full.hint)
 
 
 def exit_words(exit_code: int) -> str:
@@ -118,14 +164,3 @@ def exit_words(exit_code: int) -> str:
         return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
     except ValueError:
         return f"was killed by signal {-exit_code}"
-
-
-def count_oom_kills() -> int:
-    """The kernel's counter since boot; 0 where there is none."""
-    try:
-        for line in _VMSTAT.read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return 0

@@ -14,6 +14,7 @@ from hermes_rl_mcp.contracts.runs import Identity, RunRecord, RunStatus, StopReq
 from hermes_rl_mcp.contracts.vitals import Vitals
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.redact import redact_text
 from hermes_rl_mcp.runs import locks, outcome, reserve
 from hermes_rl_mcp.runs.process import boot_id, end_all, is_alive, marked
 from hermes_rl_mcp.runs.specs import marker
@@ -101,7 +102,9 @@ def _what_is_known(paths: RunPaths) -> str:
     if report is not None and report.status == "completed":
         said = " The trainer had left its completion record."
     elif report is not None and report.error:
-        said = f" The trainer had reported: {report.error}"
+        config = _config(paths)
+        secrets = (config.run.nonce, config.run.path_prefix) if config else ()
+        said = f" The trainer had reported: {redact_text(report.error, secrets)}"
     free, folder = reserve.fullest([paths.dir])
     full = f" The disk is full: {free // 1024} KiB are left in {folder}." if free < reserve.FULL_BYTES else ""
     return full + said

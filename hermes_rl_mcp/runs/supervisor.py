@@ -2,7 +2,8 @@
 
 It alone writes the run's record, and it writes a terminal status only after the processes are gone or are listed as
 leftovers. It holds ``supervisor.lock`` while it lives. Before every start of a process, and about ten times a second,
-it looks whether a stop was asked for (``stop.json``) and whether a process has ended.
+it looks whether a stop was asked for (``stop.json``) and whether a process has ended. What the processes are doing is
+looked at beside that (``onlooker``).
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 from anyio import to_thread
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 
+from hermes_rl_mcp.checkpoints import last_complete
 from hermes_rl_mcp.contracts.config import Ports, RunConfig
-from hermes_rl_mcp.contracts.runs import START_ORDER, STOP_ORDER, ProcessName, RunRequest, RunStatus, StopRequest
-from hermes_rl_mcp.files import create_once, now, trim_log, write_atomic
+from hermes_rl_mcp.contracts.runs import START_ORDER, ProcessName, RunRequest, RunStatus, StopRequest
+from hermes_rl_mcp.files import create_once, now, write_atomic
 from hermes_rl_mcp.paths import Home, claims_dir
 from hermes_rl_mcp.redact import redact_text, secret_values
-from hermes_rl_mcp.runs import outcome
+from hermes_rl_mcp.runs import ending, family, oom, outcome, reserve
 from hermes_rl_mcp.runs.claims import Ticket, bind_loopback, take_ticket
 from hermes_rl_mcp.runs.health import Health, NotReadyError, wait_ready
+from hermes_rl_mcp.runs.logs import LogKeeper
+from hermes_rl_mcp.runs.onlooker import Onlooker
 from hermes_rl_mcp.runs.outcome import Verdict
-from hermes_rl_mcp.runs.process import ManagedProcess, end_all, identity_of, marked
+from hermes_rl_mcp.runs.process import ManagedProcess, identity_of
 from hermes_rl_mcp.runs.runconfig import make_config, to_yaml
 from hermes_rl_mcp.runs.specs import ChildCommands, Handover, child_spec, marker
 from hermes_rl_mcp.runs.state import RunState
@@ -39,11 +44,8 @@ _log = logging.getLogger(__name__)
 _TICK_S = 0.1
 _SIGTERM_SETTLE_S = 1.0
 """When the machine shuts down, children get SIGTERM when we do: wait for ours before judging theirs."""
-_LEFTOVER_TERM_S = 3.0
-"""For processes that left their group; nobody waits for a result of theirs."""
-_LOG_CHECK_S = 5.0
-_LOG_MAX_BYTES = 64 * 2**20
-_LOG_KEEP_BYTES = 2**20
+_GONE_S = 1.0
+"""A directory that is missing for so long was deleted; shorter may be a network file system's hiccup."""
 _PREFERRED_PORTS = Ports(rollout_api=8000, trainer=8001)
 
 
@@ -73,17 +75,21 @@ class Supervisor:
         self._signalled: StopRequest | None = None  # a stop that could not be put on disk
         self._completed_at: float | None = None  # monotonic time at which the completion record was seen
         self._env_may_go = False
-        self._oom_kills_before = outcome.count_oom_kills()
-        self._logs_checked_at = time.monotonic()
+        self._oom_kills_before = oom.count()
+        self._logs = LogKeeper(self._limits.log_max_bytes, state.note)
+        self._said_unreadable = False
+        self._missed_at: float | None = None  # monotonic; since when the run's directory is missing
+        self._began = 0.0  # monotonic; when it had the device
+        self._onlooker: Onlooker | None = None
 
-    async def run(self) -> RunStatus:
-        """From queue to terminal record."""
+    async def run(self) -> RunStatus | None:
+        """From queue to terminal record. None: the run's directory was deleted meanwhile, so there is no record."""
+        family.adopt_orphans()
         async with anyio.create_task_group() as group:
             await group.start(self._listen)
-            self._state.update(supervisor=identity_of(os.getpid()), detail="waiting for its turn")
             verdict = await self._live()
             group.cancel_scope.cancel()
-        return verdict.status
+        return verdict.status if self._missed_at is None else None
 
     async def _listen(self, *, task_status: TaskStatus[None]) -> None:
         """A signal wakes the supervisor; without a stop request on disk it is one."""
@@ -101,22 +107,39 @@ class Supervisor:
 
     async def _live(self) -> Verdict:
         async with AsyncExitStack() as stack:
-            try:
-                ticket = await self._queue()
-                stack.callback(ticket.release)
-                await self._start_all(stack, ticket)
-                await self._watch()
-            except _Over as over:
-                verdict = over.verdict
-            except Exception as error:  # noqa: BLE001 - the run's boundary: its processes must be ended and the record closed
-                _log.exception("supervisor failed")
-                verdict = Verdict(
-                    RunStatus.FAILED,
-                    "supervisor failed",
-                    f"The run's supervisor failed: {type(error).__name__}: {error}",
-                    f"See its log: {self._home.log('supervisor', self._request.run_id)}",
-                )
-            return await self._end(verdict)
+            async with anyio.create_task_group() as aside:
+                verdict = await self._until_over(stack, aside)
+                aside.cancel_scope.cancel()
+            ended = await self._end(verdict)
+        return ended
+
+    async def _until_over(self, stack: AsyncExitStack, aside: TaskGroup) -> Verdict:
+        try:
+            self._state.update(supervisor=identity_of(os.getpid()), detail="waiting for its turn")
+            ticket = await self._queue()
+            stack.callback(ticket.release)
+            await self._start_all(stack, ticket, aside)
+            await self._watch()
+        except _Over as over:
+            return over.verdict
+        except Exception as error:  # noqa: BLE001 - the run's boundary: its processes must be ended and the record closed
+            return await self._upset(error)
+
+    async def _upset(self, error: Exception) -> Verdict:
+        """What it means that this supervisor could not go on."""
+        while not self._paths.dir.exists():
+            if self._is_gone():
+                return _deleted(self._paths.dir)
+            await anyio.sleep(_TICK_S)
+        if reserve.is_full(error):
+            return self._disk_full(self._paths.dir, f"the run's record could not be written there ({error})")
+        _log.exception("supervisor failed", exc_info=error)
+        return Verdict(
+            RunStatus.FAILED,
+            "supervisor failed",
+            f"The run's supervisor failed: {type(error).__name__}: {error}",
+            f"See its log: {self._home.log('supervisor', self._request.run_id)}",
+        )
 
     # ---- start
 
@@ -135,8 +158,9 @@ class Supervisor:
             await self._pause()
         return ticket
 
-    async def _start_all(self, stack: AsyncExitStack, ticket: Ticket) -> None:
+    async def _start_all(self, stack: AsyncExitStack, ticket: Ticket, aside: TaskGroup) -> None:
         await self._check()
+        self._began = time.monotonic()
         self._state.move(RunStatus.STARTING, f"has the {self._request.device}", queue_position=None, detail="")
         api_socket = stack.enter_context(bind_loopback(_PREFERRED_PORTS.rollout_api))
         trainer_socket = stack.enter_context(bind_loopback(_PREFERRED_PORTS.trainer))
@@ -149,6 +173,10 @@ class Supervisor:
         stack.callback(os.close, write_end)
         handover = Handover(api_socket.fileno(), trainer_socket.fileno(), read_end, ticket.lock.fd)
         self._health = await stack.enter_async_context(Health(config))
+        self._onlooker = Onlooker(
+            self._home, self._state, config, self._health, self._processes, self._limits, self._secrets()
+        )
+        aside.start_soon(self._onlooker.run)
         sockets = {"api": api_socket, "trainer": trainer_socket}
         for name in START_ORDER:
             await self._check()
@@ -156,7 +184,10 @@ class Supervisor:
             if name in sockets:
                 sockets[name].close()  # only the child listens, and once it died nobody answers
             await self._wait_ready(name, self._health)
-        self._state.move(RunStatus.RUNNING, "all three processes are ready", detail="training")
+        startup_s = round(time.monotonic() - self._began, 3)
+        self._state.move(
+            RunStatus.RUNNING, "all three processes are ready", detail="training", startup_seconds=startup_s
+        )
 
     def _spawn(self, name: ProcessName, config: RunConfig, handover: Handover) -> None:
         spec = child_spec(
@@ -199,7 +230,6 @@ class Supervisor:
     async def _watch(self) -> None:
         while True:
             await self._check()
-            self._trim_logs()
             await self._pause()
 
     async def _pause(self) -> None:
@@ -211,6 +241,9 @@ class Supervisor:
 
     async def _check(self) -> None:
         """Raises _Over if the run has to end. Completion goes before a stop, and a stop before a death."""
+        if self._is_gone():
+            raise _Over(_deleted(self._paths.dir))
+        self._logs.check(process.spec.log for process in self._processes.values())
         dead = self._note_exits()
         if verdict := self._completion():
             raise _Over(verdict)
@@ -221,6 +254,17 @@ class Supervisor:
         for name in dead:
             if verdict := await self._death(name):
                 raise _Over(verdict)
+        if self._onlooker and (full := self._onlooker.full_disk):
+            raise _Over(self._disk_full(full.folder, f"{full.free_bytes // 1024} KiB are left there"))
+
+    def _is_gone(self) -> bool:
+        """Whether somebody deleted the run's directory."""
+        if self._paths.dir.exists():
+            self._missed_at = None
+            return False
+        if self._missed_at is None:
+            self._missed_at = time.monotonic()
+        return time.monotonic() - self._missed_at >= _GONE_S
 
     def _note_exits(self) -> list[ProcessName]:
         """Records exits as they are seen. In the order of dependence: a dead API takes the others with it."""
@@ -249,7 +293,7 @@ class Supervisor:
         if code == 0 or (code is not None and trainer.forced):
             return Verdict(RunStatus.COMPLETED, "the trainer completed and exited")
         if code is not None:
-            return self._failure("trainer", code, trainer)
+            return self._failure("trainer")
         if time.monotonic() - self._completed_at > self._limits.completion_exit_s:
             return Verdict(RunStatus.COMPLETED, "the trainer completed but did not exit; it was made to")
         return None
@@ -257,7 +301,10 @@ class Supervisor:
     def _stop_asked(self) -> Verdict | None:
         try:
             text = self._paths.stop_request.read_bytes()
-        except FileNotFoundError:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and not self._said_unreadable:
+                self._said_unreadable = True  # the next read may succeed, and nothing is concluded from this one
+                _log.warning("%s cannot be read now: %s", self._paths.stop_request, error)
             return Verdict(RunStatus.STOPPED, self._signalled.reason) if self._signalled else None
         try:
             reason = StopRequest.model_validate_json(text).reason
@@ -284,74 +331,89 @@ class Supervisor:
                 return None
             # The trainer may have completed while we asked.
             return self._completion() or outcome.ended_early(self._paths, self._config)
-        return self._failure(name, code, process)
+        cause = await self._cause(name)
+        self._note_exits()
+        if (verdict := self._completion()) or self._completed_at is not None:
+            return verdict
+        return self._failure(cause)
+
+    async def _cause(self, name: ProcessName) -> ProcessName:
+        """Who is to blame for this death. A server that fails stops answering before it ends, so whoever needs it may
+        well be dead first: those that do not answer get some time to be seen dead."""
+        needed = START_ORDER[: START_ORDER.index(name)]
+        deadline = time.monotonic() + self._limits.cascade_s
+        while True:
+            for other in needed:
+                if self._processes[other].poll() is not None:
+                    return other
+            if time.monotonic() >= deadline or await self._all_well(needed):
+                return name
+            await anyio.sleep(_TICK_S)
+
+    async def _all_well(self, names: tuple[ProcessName, ...]) -> bool:
+        if self._health is None or ("api" in names and await self._health.rollouts() is None):
+            return False
+        if "trainer" not in names:
+            return True
+        trainer = await self._health.sampler()
+        return trainer is not None and trainer.status != "failed"
+
+    def _disk_full(self, folder: Path, what: str) -> Verdict:
+        named = self._config.trainer.checkpoint_dir if self._config else ""
+        return outcome.disk_full(folder, what, last_complete(Path(named) if named else self._paths.checkpoints))
 
     # ---- end
 
     async def _end(self, verdict: Verdict) -> Verdict:
         """Ends all processes, then writes how the run ended."""
         verdict = self._masked(verdict)
+        if self._missed_at is None:
+            self._state.begin_end()
+        else:
+            self._state.abandon()
+            _log.error("%s", verdict.error)
         if verdict.status is RunStatus.STOPPED:
             self._state.move(
                 RunStatus.STOPPING, f"stop asked for: {verdict.reason}", stop_reason=verdict.reason, detail=""
             )
         else:
             self._state.update(error=verdict.error, hint=verdict.hint)
-        stuck = await self._stop_processes()
-        leftovers = await self._end_leftovers()
+        saves = self._completed_at is None
+        left = await ending.stop_processes(self._state, self._processes, self._limits, trainer_saves=saves)
+        if self._config is not None:
+            left += await ending.end_leftovers(marker(self._config), left, self._limits)
         if verdict.status is RunStatus.STOPPED and self._completed():
             verdict = Verdict(RunStatus.COMPLETED, "the trainer completed before the stop reached it")
-        self._state.move(
-            verdict.status,
-            verdict.reason,
-            error=verdict.error,
-            hint=verdict.hint,
-            leftover_pids=sorted({*stuck, *leftovers}),
+        used = await to_thread.run_sync(ending.disk_bytes, self._home, self._paths)
+        peak = self._onlooker.peak_memory_bytes if self._onlooker else None
+        await ending.close(
+            self._state, verdict, self._limits, leftover_pids=sorted(left), peak_memory_bytes=peak, disk_bytes=used
         )
         return verdict
 
     def _masked(self, verdict: Verdict) -> Verdict:
         """What a child said may hold its address or a key; an agent reads the record, and neither is for it."""
-        error, hint = (text and redact_text(text, self._secrets()) for text in (verdict.error, verdict.hint))
+        error, hint = (text and self._mask(text) for text in (verdict.error, verdict.hint))
         return replace(verdict, error=error, hint=hint)
+
+    def _mask(self, text: str) -> str:
+        return redact_text(text, self._secrets())
 
     def _secrets(self) -> list[str]:
         run = self._config.run if self._config else None
         return [*secret_values(self._environ), *((run.nonce, run.path_prefix) if run else ())]
 
-    def _failure(self, name: ProcessName, code: int, process: ManagedProcess) -> Verdict:
-        log, ooms = process.spec.log, self._oom_kills()
-        return outcome.failure(self._paths, name, code, log, oom_kills=ooms, secrets=self._secrets())
-
-    async def _stop_processes(self) -> list[int]:
-        stuck: list[int] = []
-        for name in STOP_ORDER:
-            process = self._processes.get(name)
-            if process is None:
-                continue
-            self._state.update(detail=f"stopping the {outcome.TITLES[name]}")
-            # After its completion record the trainer has nothing left to save.
-            patient = name != "trainer" or self._completed_at is None
-            term_s = self._limits.term_s(name) if patient else self._limits.kill_s
-            gone = await process.stop(term_s=term_s, kill_s=self._limits.kill_s)
-            if process.exit_code is not None:
-                self._state.update_process(name, exit_code=process.exit_code, forced=process.forced)
-            if gone:
-                process.reap()
-            else:
-                stuck.append(process.identity.pid)
-        return stuck
-
-    async def _end_leftovers(self) -> list[int]:
-        """Descendants that left their group are known by the run's marker."""
-        if self._config is None:
-            return []
-        own = marker(self._config)
-        found = await to_thread.run_sync(marked, own)
-        if found:
-            _log.warning("ending processes that left their group: %s", [one.pid for one in found])
-            await to_thread.run_sync(lambda: end_all(found, term_s=_LEFTOVER_TERM_S, kill_s=self._limits.kill_s))
-        return [one.pid for one in await to_thread.run_sync(marked, own)] if found else []
+    def _failure(self, name: ProcessName) -> Verdict:
+        process = self._processes[name]
+        code, log = process.poll(), process.spec.log
+        assert code is not None
+        ooms = oom.count().since(self._oom_kills_before)
+        verdict = outcome.failure(self._paths, name, code, log, oom_kills=ooms, secrets=self._secrets())
+        free, folder = reserve.fullest({self._paths.dir, log.parent})
+        words = f"{verdict.error} {outcome.last_line(log, self._secrets())}"
+        if free < reserve.FULL_BYTES or reserve.says_full(words):
+            return outcome.because_disk_full(verdict, self._disk_full(folder, ""))
+        return verdict
 
     def _completed(self) -> bool:
         """Proof as for any completion: the record, and exit 0 or one that we forced after the record."""
@@ -361,17 +423,9 @@ class Supervisor:
             return False
         return trainer.exit_code == 0 or (trainer.forced and self._completed_at is not None)
 
-    def _oom_kills(self) -> int:
-        return outcome.count_oom_kills() - self._oom_kills_before
 
-    def _trim_logs(self) -> None:
-        """A child that floods its log must not fill the disk."""
-        if time.monotonic() - self._logs_checked_at < _LOG_CHECK_S:
-            return
-        self._logs_checked_at = time.monotonic()
-        for process in self._processes.values():
-            if trim_log(process.spec.log, _LOG_MAX_BYTES, _LOG_KEEP_BYTES):
-                self._state.note(f"{process.spec.name} log cut: it had outgrown {_LOG_MAX_BYTES} bytes")
+def _deleted(folder: Path) -> Verdict:
+    return Verdict(RunStatus.FAILED, "deleted", f"{folder} was deleted while its run was going; its processes end.")
 
 
 def _port(sock: socket.socket) -> int:

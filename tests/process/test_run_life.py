@@ -118,15 +118,15 @@ async def test_trainer_that_completes_but_hangs_is_made_to_exit_and_counts_as_co
 
 
 async def test_readiness_has_a_deadline_and_the_error_says_what_was_waited_for(rig: Rig) -> None:
-    run_id = await rig.start({"trainer": {"never_ready": True, "say": "step 1 of loading\n"}}, trainer_ready_s=0.5)
+    run_id = await rig.start({"trainer": {"never_ready": True, "say": "step 1 of loading\n"}}, trainer_ready_s=4)
     record = await rig.end(run_id)
     assert record.status is RunStatus.FAILED
-    assert "not ready after 0.5 s" in (record.error or "") and "loading the fake model" in (record.error or "")
+    assert "not ready after 4 s" in (record.error or "") and "loading the fake model" in (record.error or "")
     assert "step 1 of loading" in (record.error or "")
 
 
 async def test_an_answer_without_the_runs_nonce_is_never_believed(rig: Rig) -> None:
-    run_id = await rig.start({"api": {"nonce": "stranger"}}, api_ready_s=0.5)
+    run_id = await rig.start({"api": {"nonce": "stranger"}}, api_ready_s=4)
     record = await rig.end(run_id)
     assert record.status is RunStatus.FAILED and "another program answers" in (record.error or "")
     assert record.processes["trainer"].identity is None
@@ -308,7 +308,8 @@ async def test_an_address_in_a_childs_last_words_is_shown_without_the_secret_pre
 async def test_a_run_that_is_being_made_is_not_closed_by_a_reader(rig: Rig) -> None:
     home, request = rig.home, rig.request()
     preflight(home, request)
-    _, lock = launch._create(home, request)
+    with launch._draft(home, request) as (draft, lock):
+        launch._publish(home, request, draft)
     assert rig.store.get(request.run_id).status is RunStatus.QUEUED
     lock.release()
     assert rig.store.get(request.run_id).status is RunStatus.INTERRUPTED, "its launcher is gone"
