@@ -35,7 +35,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
-	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@missed=0; for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" || missed=1; done; exit $$missed
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

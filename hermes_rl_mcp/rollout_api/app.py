@@ -113,12 +113,13 @@ def _route(path: str, methods: Sequence[str], endpoint: Callable[[Request], obje
 
 
 class _Rim:
-    """The endpoints. Two threads beside the loop: one decodes, one compresses. Only the loop touches the state."""
+    """The endpoints. Threads beside the loop: two decode (one can inflate while the other parses), one compresses. Only
+    the loop touches the state."""
 
     def __init__(self, rollouts: Rollouts, nonce: str) -> None:
         self._rollouts = rollouts
         self._nonce = nonce
-        self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self._decoder = ThreadPoolExecutor(2, thread_name_prefix="decode")
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix="compress")
 
     # Requests

@@ -27,6 +27,15 @@ class _FiniteScoredData(ScoredData):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
+class _ExactScoredData(ScoredData):
+    """What can go out as it came in: nothing to coerce, nothing to drop."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_EXACT: TypeAdapter[ScoredData] = TypeAdapter(_ExactScoredData)
+_FIELDS = [name.encode() for name in ScoredData.model_fields]
+_NOT_EXACT = (b"\\", b"\n", b"\r", b"NaN", b"Infinity")
 _ONE: TypeAdapter[ScoredData] = TypeAdapter(_FiniteScoredData)
 _MANY: TypeAdapter[list[ScoredData]] = TypeAdapter(list[_FiniteScoredData])  # type: ignore[arg-type]
 
@@ -63,6 +72,8 @@ class FieldError(InvalidValueError):
 
 def decode_one(body: bytes) -> list[Group]:
     """The body of ``POST /scored_data``."""
+    if exact := _exact(body):
+        return [exact]
     try:
         data = _ONE.validate_json(body)
     except ValidationError as error:
@@ -79,11 +90,35 @@ def decode_many(body: bytes) -> list[Group]:
     return [_group(data, (index,)) for index, data in enumerate(several)]
 
 
+def _exact(body: bytes) -> Group | None:
+    """The group with the very bytes of the body, which spares a third of the work; None if they cannot be kept.
+
+    They can if every reader takes them for what was checked here: no key twice (the first would go unchecked), no
+    escapes (which could hide one), no line ends (the journal has one event per line), no unknown keys, no NaN.
+    """
+    if not (body.startswith(b"{") and body.endswith(b"}")) or any(mark in body for mark in _NOT_EXACT):
+        return None
+    strings = body.split(b'"')[1::2]
+    if any(strings.count(name) > 1 for name in _FIELDS):
+        return None
+    try:
+        data = _EXACT.validate_json(body)
+    except ValidationError:
+        return None
+    _refuse_faulty(data, ())
+    absent = b"".join(b',"%s":null' % name.encode() for name in ScoredData.model_fields.keys() - data.model_fields_set)
+    return Group(raw=body[:-1] + absent + b"}", size=len(data.tokens), env_id=data.env_id)
+
+
 def _group(data: ScoredData, where: Location) -> Group:
+    _refuse_faulty(data, where)
+    return Group(raw=_ONE.dump_json(data), size=len(data.tokens), env_id=data.env_id)
+
+
+def _refuse_faulty(data: ScoredData, where: Location) -> None:
     faults = [((*where, *place), text, "value_error") for place, text in _faults(data)]
     if faults:
         raise FieldError(faults[:MAX_ERRORS_SHOWN])
-    return Group(raw=_ONE.dump_json(data), size=len(data.tokens), env_id=data.env_id)
 
 
 def _faults(data: ScoredData) -> Iterator[tuple[Location, str]]:

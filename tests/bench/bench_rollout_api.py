@@ -84,7 +84,7 @@ def server() -> Iterator[tuple[int, psutil.Process]]:
 def ready(port: int, batch_size: int) -> None:
     """A fresh state with one environment."""
     client = Client(port)
-    client("POST", "/reset_data")
+    client("GET", "/reset_data")
     registration = {
         "wandb_group": "",
         "wandb_project": "",
