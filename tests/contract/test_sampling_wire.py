@@ -21,6 +21,7 @@ from hermes_rl_mcp.contracts.sampling_api import (
     SglangReply,
     VllmReply,
 )
+from trainer.backends.base import SampleRequest
 from trainer.backends.local.backend import LocalBackend
 from trainer.backends.local.model import LoadedModel
 from trainer.guard import MAX_BODY_BYTES
@@ -327,6 +328,30 @@ def test_a_prompt_that_leaves_one_token_is_answered_with_length(client: httpx.Cl
     assert len(_tokens(reply)) == 1
 
 
+def test_health_counts_work_and_the_requests_that_are_open(client: httpx.Client, backend: LocalBackend) -> None:
+    def health() -> SamplingHealth:
+        return SamplingHealth.model_validate(client.get("/health").json())
+
+    before = health()
+    assert before.open_requests == 0
+    held = threading.Event()
+    job = backend._engine.run(lambda: held.wait(30), exclusive=False)  # the compute thread is busy elsewhere
+    waiting = backend.submit(SampleRequest((40, 41), max_tokens=4))
+    assert health().open_requests == 1
+    held.set()
+    waiting.result(30)
+    assert job.result(30)
+    until(lambda: health().open_requests == 0)
+    assert health().activity > before.activity + 1, "the job, and each decoding round"
+    cancelled = threading.Event()
+    job = backend._engine.run(lambda: cancelled.wait(30), exclusive=False)
+    given_up = backend.submit(SampleRequest((40, 41), max_tokens=4))
+    assert given_up.cancel()
+    assert health().open_requests == 0
+    cancelled.set()
+    assert job.result(30)
+
+
 def test_while_the_model_loads_everything_but_health_gets_503(backend: LocalBackend) -> None:
     with serving(backend, ready=False) as client:
         health = SamplingHealth.model_validate(client.get("/health").json())
@@ -350,12 +375,12 @@ def test_a_closed_sampler_answers_503(model: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("header", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "same-origin"}])
-def test_requests_of_web_pages_are_refused(client: httpx.Client, header: dict[str, str]) -> None:
+def test_sec_06_requests_of_web_pages_are_refused(client: httpx.Client, header: dict[str, str]) -> None:
     _sentence(client.get("/health", headers=header), 403)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8001", "127.0.0.1.evil.example", ""])
-def test_other_host_names_are_refused(client: httpx.Client, host: str) -> None:
+def test_sec_06_other_host_names_are_refused(client: httpx.Client, host: str) -> None:
     _sentence(client.get("/health", headers={"Host": host}), 403)
 
 
@@ -364,7 +389,7 @@ def test_loopback_host_names_are_taken(client: httpx.Client, host: str) -> None:
     assert client.get("/health", headers={"Host": host}).status_code == 200
 
 
-def test_only_paths_below_the_secret_prefix_exist(backend: LocalBackend) -> None:
+def test_sec_07_only_paths_below_the_secret_prefix_exist(backend: LocalBackend) -> None:
     with serving(backend, path_prefix="s3cret") as client:
         assert client.get("/s3cret/health").json()["nonce"] == NONCE
         assert client.get("/s3cret/v1/models").status_code == 200
@@ -378,7 +403,7 @@ def test_unknown_paths_and_methods_get_an_error_in_the_same_shape(client: httpx.
     _sentence(client.get("/generate"), 405)
 
 
-def test_a_body_over_the_cap_is_refused(client: httpx.Client) -> None:
+def test_sec_08_a_body_over_the_cap_is_refused(client: httpx.Client) -> None:
     _sentence(client.post("/generate", content=b"x" * (MAX_BODY_BYTES + 1)), 413)
 
     def chunks() -> Iterator[bytes]:
