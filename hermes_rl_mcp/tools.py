@@ -56,9 +56,11 @@ async def rl_edit_config(field: str, value: JsonValue, revision: int | None = No
     return await _text(lambda ops: ops.edit_config(field, value, revision))
 
 
-async def rl_start_training(idempotency_key: str | None = None, resume_from: str | None = None) -> str:
+async def rl_start_training(
+    idempotency_key: str | None = None, resume_from: str | None = None, dry_run: bool = False
+) -> str:
     """Start a run in the background, or continue one that has ended. The same key gives the same run."""
-    return await _text(lambda ops: ops.start_training(idempotency_key, resume_from))
+    return await _text(lambda ops: ops.start_training(idempotency_key, resume_from, dry_run))
 
 
 async def rl_check_status(run_id: str, wait_seconds: float = 0.0) -> str:

@@ -19,7 +19,8 @@ from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.runs.device import free_disk_bytes
 from hermes_rl_mcp.runs.diagnosis import diagnose
 from hermes_rl_mcp.runs.evidence import Evidence, Thresholds
-from hermes_rl_mcp.runs.preflight import checkpoint_bytes
+from hermes_rl_mcp.runs.footprint import checkpoint_bytes
+from hermes_rl_mcp.runs.modelfiles import locate
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -37,7 +38,7 @@ def flags(context: Context, record: RunRecord) -> list[Flag]:
         env_state=_parsed(paths.env_state, EnvState),
         values=_values(request) if request else {},
         free_bytes=None if record.status.terminal else _free_bytes(paths.dir),
-        checkpoint_bytes=_checkpoint_bytes(checkpoints, request),
+        checkpoint_bytes=_checkpoint_bytes(context, checkpoints, request),
         last_checkpoint=str(checkpoints[-1].path) if checkpoints else None,
     )
     return diagnose(evidence, limits)
@@ -66,7 +67,7 @@ def _free_bytes(folder: Path) -> int | None:
         return None
 
 
-def _checkpoint_bytes(checkpoints: list[Marked], request: RunRequest | None) -> int | None:
+def _checkpoint_bytes(context: Context, checkpoints: list[Marked], request: RunRequest | None) -> int | None:
     """As large as the last one; before the first, as large as the start reckoned."""
     if checkpoints:
         newest = checkpoints[-1]
@@ -74,4 +75,7 @@ def _checkpoint_bytes(checkpoints: list[Marked], request: RunRequest | None) -> 
             return sum((newest.path / name).stat().st_size for name in newest.marker.files)
         except OSError:  # an old one goes when a new one is complete
             return None
-    return checkpoint_bytes(request.base_model, request.trainer.lora_rank) if request else None
+    if request is None:
+        return None
+    shape = locate(request.base_model, request.model_path, context.operator.environ).shape
+    return checkpoint_bytes(shape, request.trainer.lora_rank)

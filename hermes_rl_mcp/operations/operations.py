@@ -52,9 +52,9 @@ class Operations:
         return await environments.edit_config(self.context, field, value, revision)
 
     async def start_training(
-        self, idempotency_key: str | None = None, resume_from: str | None = None
+        self, idempotency_key: str | None = None, resume_from: str | None = None, dry_run: bool = False
     ) -> StartTraining:
-        return await training.start_training(self.context, idempotency_key, resume_from)
+        return await training.start_training(self.context, idempotency_key, resume_from, dry_run)
 
     async def check_status(
         self, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress

@@ -11,8 +11,9 @@ import yaml
 from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.diagnosis import Flag
+from hermes_rl_mcp.contracts.estimates import Estimate
 from hermes_rl_mcp.contracts.records import StepProgress, TrainerSummary
-from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord, RunStatus
+from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord, RunRequest, RunStatus
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.context import Context
@@ -88,6 +89,14 @@ class RunReader:
     def evaluation(self) -> float | None:
         """The environment's last ``eval/percent_correct``."""
         return self._context.runs.last_evaluation(self.record.run_id)
+
+    def estimate(self) -> Estimate | None:
+        """What was said before the start; None for runs of a version that said nothing."""
+        try:
+            request = RunRequest.model_validate_json(read_file(self._context.home.run(self.record.run_id).request))
+        except (OSError, ValidationError):
+            return None
+        return request.estimate
 
     def report(self) -> ChildReport | None:
         """The trainer's word on its own end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import stat
@@ -19,7 +20,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.profiles import PROFILES, Profile
-from hermes_rl_mcp.contracts.settings import InferenceEndpoint, Settings
+from hermes_rl_mcp.contracts.settings import InferenceEndpoint, OperatorLimits, Settings
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.addresses import hosts_of
@@ -43,6 +44,9 @@ class Flags:
     lock: Sequence[str] = ()
     unlock: Sequence[str] = ()
     allow_models: Sequence[str] = ()
+    max_hours: str | None = None
+    max_disk_gib: str | None = None
+    max_gpu_memory_gib: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,30 @@ def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operato
         session=session,
         profile=_profile(merged, flags),
         env_dirs=_folders(flags.env_dirs or merged.get("HERMES_RL_ENV_DIRS", "").split(os.pathsep)),
+        limits=_limits(merged, flags),
         inference=_inference(merged),
     )
     return Operator(settings, merged)
+
+
+def _limits(environ: Mapping[str, str], flags: Flags) -> OperatorLimits:
+    values: dict[str, float] = {}
+    for name in OperatorLimits.model_fields:
+        variable = f"HERMES_RL_{name.upper()}"
+        text = getattr(flags, name) or environ.get(variable, "").strip()
+        if not text:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise InvalidValueError(
+                f"{variable} (--{name.replace('_', '-')}) = {text!r} is not a number above 0.",
+                hint="Give a number, or leave it out for no ceiling.",
+            )
+        values[name] = value
+    return OperatorLimits(**values)
 
 
 def _env_file(path: Path) -> dict[str, str]:

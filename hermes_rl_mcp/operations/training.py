@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,36 +25,66 @@ from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus
 from hermes_rl_mcp.errors import InvalidValueError, PreflightError, UnreadableRunError
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations import findings
+from hermes_rl_mcp.operations.actual import actual
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import Selected, selected
+from hermes_rl_mcp.operations.estimating import Forecast, forecast
 from hermes_rl_mcp.operations.reading import RunReader
-from hermes_rl_mcp.operations.resume import continuation
+from hermes_rl_mcp.operations.resume import Continuation, continuation
 from hermes_rl_mcp.paths import claims_dir
 from hermes_rl_mcp.redact import redact
 from hermes_rl_mcp.runs import claims, launch
 from hermes_rl_mcp.runs.checks import problems
 from hermes_rl_mcp.runs.device import chosen_device, detect_device
+from hermes_rl_mcp.runs.preflight import preflight
 from hermes_rl_mcp.runs.request import RunIdentity, build_request
+from hermes_rl_mcp.runs.runconfig import first_record
 
 log = logging.getLogger(__name__)
 
 START_WAIT_S = 10.0
 """rl_start_training answers when the supervisor has written its first record, which takes about a second."""
+MEASURE_S, DRY_MEASURE_S = 5.0, 40.0
+"""From the call to the end of a measurement of the machine: a start answers within 10 s, a dry run within a minute."""
 _META_KEYS = ("step", "time")
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A run that could be started: nothing of it exists yet."""
+
+    request: RunRequest
+    forecast: Forecast
+    origin: Continuation | None
+
+
 async def start_training(
-    context: Context, idempotency_key: str | None = None, resume_from: str | None = None
+    context: Context, idempotency_key: str | None = None, resume_from: str | None = None, dry_run: bool = False
 ) -> StartTraining:
     """rl_start_training. Everything that can be known to fail is found before anything is started.
 
     A second call with the same key answers with the run of the first, whatever the configuration is by then.
-    ``resume_from`` is an ended run, which the new one continues.
+    ``resume_from`` is an ended run, which the new one continues. With ``dry_run`` everything is checked and nothing
+    made.
     """
-    if idempotency_key:
+    until = time.monotonic() + (DRY_MEASURE_S if dry_run else MEASURE_S)
+    if idempotency_key and not dry_run:
         known = await anyio.to_thread.run_sync(launch.run_with_key, context.home, idempotency_key)
         if known:
             return _started(context, _request(context, known), (await RunReader.open(context, known)).record)
+    plan = await _plan(context, idempotency_key, resume_from, until)
+    request = plan.request
+    if dry_run:
+        await anyio.to_thread.run_sync(partial(preflight, context.home, request, context.operator.environ, dry=True))
+        return _explained(plan, _planned(context, plan))
+    prepare: launch.Prepare | None = partial(plan.origin.prepare, request) if plan.origin else None
+    record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare)
+    if record.run_id != request.run_id:
+        return _started(context, _request(context, record.run_id), record)
+    return _explained(plan, _started(context, request, record))
+
+
+async def _plan(context: Context, idempotency_key: str | None, resume_from: str | None, until: float) -> _Plan:
     origin = await continuation(context, resume_from) if resume_from else None
     now = origin.selected if origin else await selected(context)
     await _check(context, now)
@@ -64,15 +96,15 @@ async def start_training(
         device=chosen_device(now.resolution.fields["device"].value, found),
     )
     request = build_request(now.resolution, now.info, context.home, identity, idempotency_key or None)
-    prepare: launch.Prepare | None = None
     if origin:
         request = origin.continued(request)
-        prepare = partial(origin.prepare, request)
-    record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare)
-    if record.run_id != request.run_id:
-        return _started(context, _request(context, record.run_id), record)
-    answer = _started(context, request, record)
-    return answer if origin is None else origin.explained(request, answer)
+    expected = await forecast(context, request, now.resolution.schema, until=until)
+    return _Plan(request.model_copy(update={"estimate": expected.estimate}), expected, origin)
+
+
+def _explained(plan: _Plan, answer: StartTraining) -> StartTraining:
+    answer = answer.model_copy(update={"warnings": [*answer.warnings, *plan.forecast.warnings]})
+    return answer if plan.origin is None else plan.origin.explained(plan.request, answer)
 
 
 def _request(context: Context, run_id: str) -> RunRequest:
@@ -119,6 +151,27 @@ def _check_data_dir(folder: JsonValue) -> None:
         )
 
 
+def _planned(context: Context, plan: _Plan) -> StartTraining:
+    """The answer of a dry run: that of a start, without what only a run has."""
+    record = first_record(context.home, plan.request)
+    ahead = plan.forecast.ahead
+    message = "Nothing was started (dry_run). Every check passed."
+    if ahead:
+        message += f" A run started now would wait for the {plan.request.device} behind {', '.join(ahead)}."
+    return _started(context, plan.request, record).model_copy(
+        update={
+            "run_id": "",
+            "status": "not started",
+            "wandb_run_name": "",
+            "config_path": "",
+            "logs": RunLogs(api="", trainer="", env=""),
+            "message": message,
+            "dry_run": True,
+            "queue_position": len(ahead) or None,
+        }
+    )
+
+
 def _started(context: Context, request: RunRequest, record: RunRecord) -> StartTraining:
     values: dict[str, JsonValue] = {
         **request.server_values,
@@ -142,6 +195,7 @@ def _started(context: Context, request: RunRequest, record: RunRecord) -> StartT
         resumed_from=request.resume_from,
         resumed_step=request.resume_step,
         queue_position=record.queue_position,
+        estimate=request.estimate,
     )
 
 
@@ -212,6 +266,8 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
         resumed_step=record.resumed_step,
         wandb_url=url,
         wandb_error=problem,
+        estimate=await anyio.to_thread.run_sync(reader.estimate),
+        actual=actual(record, lines, summary),
     )
 
 

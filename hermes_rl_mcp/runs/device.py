@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,16 @@ from hermes_rl_mcp.errors import PreflightError
 
 _NVIDIA_SMI_TIMEOUT_S = 5.0
 """It answers in well under a second; with a GPU that fell off the bus it hangs."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one kind of memory. ``holders`` names the processes that have some of a GPU's, if there are any."""
+
+    total: int
+    free: int
+    holders: str = ""
 
 
 def detect_device(environ: Mapping[str, str] | None = None) -> Literal["cpu", "cuda"]:
@@ -48,11 +59,56 @@ def free_memory_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def host_memory() -> Memory:
+    """Of the machine, or of the container this process lives in if that is less."""
+    whole = psutil.virtual_memory()
+    total, free = int(whole.total), int(whole.available)
+    limit, used = _read_int(_CGROUP / "memory.max"), _read_int(_CGROUP / "memory.current")
+    if limit is not None and limit < total:
+        total, free = limit, min(free, max(0, limit - (used or 0)))
+    return Memory(total, free)
+
+
+def gpu_memory(environ: Mapping[str, str] | None = None) -> Memory | None:
+    """Of the first GPU that processes may use, as its driver's tool says; None if it does not say."""
+    environ = os.environ if environ is None else environ
+    wanted = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+    sizes = _smi("--query-gpu=memory.total,memory.free", wanted)
+    if not sizes:
+        return None
+    try:
+        total, free = (int(part) * 2**20 for part in sizes[0].split(","))
+    except ValueError:
+        return None
+    held = [line.split(",") for line in _smi("--query-compute-apps=pid,used_memory", wanted)]
+    holders = ", ".join(f"pid {row[0].strip()}: {row[1].strip()} MiB" for row in held if len(row) == 2)
+    return Memory(total, free, holders)
+
+
 def free_disk_bytes(path: Path) -> int:
     """Free space for this user on the file system that holds, or will hold, ``path``."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def _smi(query: str, gpu: str) -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, query, "--format=csv,noheader,nounits", f"--id={gpu}"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _torch_is_cpu_only() -> bool:

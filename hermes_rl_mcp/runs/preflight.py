@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
 from hermes_rl_mcp.files import make_private_dir
 from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.runs import footprint
 from hermes_rl_mcp.runs.device import free_disk_bytes
+from hermes_rl_mcp.runs.modelfiles import locate
 
 _TRAIN_PACKAGES = ("torch", "transformers", "peft", "safetensors")
-_BYTES_PER_PARAMETER = 12
-"""Adapter and two Adam moments, fp32 each."""
-_RESERVE_BYTES = 200 * 2**20
-"""Logs, metrics, rollouts and the rollout journal of a run."""
-_BUILTIN_PARAMETERS = {"builtin:tiny": 0.8e6, "builtin:smollm2-135m": 135e6}
-_FALLBACK_PARAMETERS = 8e9
-"""A model whose size is not in its name is taken to be as large as the largest that people train on one GPU."""
-_SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z])")
 
 
-def preflight(home: Home, request: RunRequest) -> None:
-    """Raises MissingExtraError or PreflightError."""
+def preflight(home: Home, request: RunRequest, environ: Mapping[str, str], *, dry: bool = False) -> None:
+    """Raises MissingExtraError or PreflightError. With ``dry`` no folder is made."""
     missing = [name for name in _TRAIN_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(f"Training (missing: {', '.join(missing)})", "train")
@@ -34,56 +28,41 @@ def preflight(home: Home, request: RunRequest) -> None:
             f"The environment file {request.env_file} is not there.", hint="Select the environment again."
         )
     for folder in (home.runs, home.logs):
-        _check_writable(folder)
-    _check_disk(home, request)
+        _check_writable(folder, dry=dry)
+    _check_disk(home, request, environ)
 
 
-def checkpoint_bytes(model: str, lora_rank: int) -> int:
-    """About how large one checkpoint is: LoRA on every linear layer of a decoder of this size."""
-    parameters = _parameters(model)
-    # Decoders have about 12 hidden^2 parameters per layer and one layer per 128 of hidden size, and LoRA adds
-    # rank * 18.5 * hidden per layer (attention with grouped keys, gated MLP): 8e9 at rank 32 gives 88 million.
-    hidden = (parameters * 128 / 12) ** (1 / 3)
-    layers = max(1.0, hidden / 128)
-    return int(lora_rank * 18.5 * hidden * layers * _BYTES_PER_PARAMETER)
-
-
-def _check_writable(folder: Path) -> None:
+def _check_writable(folder: Path, *, dry: bool) -> None:
     try:
-        make_private_dir(folder)
-        writable = os.access(folder, os.W_OK | os.X_OK)
+        if dry:
+            while not folder.exists():
+                folder = folder.parent
+        else:
+            make_private_dir(folder)
+        writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     except OSError as error:
         raise PreflightError(f"{folder} cannot be created: {error.strerror}.", hint="Set HERMES_HOME.") from error
     if not writable:
         raise PreflightError(f"{folder} is not writable.", hint="Fix its permissions or set HERMES_HOME.")
 
 
-def _check_disk(home: Home, request: RunRequest) -> None:
-    each = checkpoint_bytes(request.base_model, request.trainer.lora_rank)
-    steps, interval = request.env.get("total_steps"), request.trainer.save_checkpoint_interval
-    count = 1 + (steps // interval if interval and isinstance(steps, int) else 0)
-    if keep := request.trainer.keep_checkpoints:
-        count = min(count, keep + 1)  # an old one goes only once the new one is complete
-    needed = each * count + _RESERVE_BYTES
+def _check_disk(home: Home, request: RunRequest, environ: Mapping[str, str]) -> None:
+    model = locate(request.base_model, request.model_path, environ)
+    work = footprint.work_of(request)
+    rank = request.trainer.lora_rank
+    count, each = footprint.checkpoints_kept(request, work.steps), footprint.checkpoint_bytes(model.shape, rank)
+    # While one of the kept is replaced, both are there.
+    needed = footprint.disk_bytes(request, model.shape, work) + each + model.fetch_bytes
     folder = Path(request.trainer.checkpoint_dir or home.runs)
     free = free_disk_bytes(folder)
     if needed > free:
+        fetched = f", the model ({_gib(model.fetch_bytes)} GiB)" if model.fetch_bytes else ""
         raise PreflightError(
-            f"{folder} has {_gib(free)} GiB free; {count} checkpoints of about {_gib(each)} GiB (lora_rank "
-            f"{request.trainer.lora_rank}) and logs need {_gib(needed)} GiB.",
+            f"{folder} has {_gib(free)} GiB free; {count} checkpoints of about {_gib(each)} GiB (lora_rank {rank})"
+            f"{fetched} and logs need {_gib(needed)} GiB.",
             hint="Free some space, or use a lower lora_rank or a smaller keep_checkpoints.",
             details={"free_bytes": free, "needed_bytes": needed},
         )
-
-
-def _parameters(model: str) -> float:
-    if model in _BUILTIN_PARAMETERS:
-        return _BUILTIN_PARAMETERS[model]
-    if weights := [file.stat().st_size for file in Path(model).glob("*.safetensors")] if Path(model).is_dir() else []:
-        return sum(weights) / 2  # bf16
-    if found := _SIZE_IN_NAME.search(model.rsplit("/", 1)[-1]):
-        return float(found[1]) * (1e9 if found[2] in "bB" else 1e6)
-    return _FALLBACK_PARAMETERS
 
 
 def _gib(count: int) -> str:

@@ -49,6 +49,12 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="PATTERN",
         help="let the agent choose these models (HERMES_RL_ALLOW_MODELS)",
     )
+    for name, what in (("hours", "hours"), ("disk-gib", "GiB of disk"), ("gpu-memory-gib", "GiB of GPU memory")):
+        made.add_argument(
+            f"--max-{name}",
+            metavar="N",
+            help=f"refuse a run that is estimated to take more {what} (HERMES_RL_MAX_{name.upper().replace('-', '_')})",
+        )
     made.add_argument(
         "--transport",
         choices=TRANSPORTS,
@@ -97,6 +103,9 @@ def _build(options: argparse.Namespace, arguments: argparse.ArgumentParser) -> H
             lock=options.lock,
             unlock=options.unlock,
             allow_models=options.allow_model,
+            max_hours=options.max_hours,
+            max_disk_gib=options.max_disk_gib,
+            max_gpu_memory_gib=options.max_gpu_memory_gib,
         )
         try:
             return build_server(Operations.from_environ(os.environ, flags))

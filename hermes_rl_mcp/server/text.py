@@ -24,6 +24,7 @@ from hermes_rl_mcp.contracts.results import (
     StopTraining,
     TestInference,
 )
+from hermes_rl_mcp.server.figures import compared, expected
 
 _KEY_METRICS = ("reward/mean", "train/loss", "train/percent_correct", "policy/version", "rollouts/truncated_fraction")
 _NEXT_SELECT = "Next: rl_select_environment(name)."
@@ -62,7 +63,11 @@ def edit(result: EditConfig) -> str:
 
 
 def started(result: StartTraining) -> str:
-    lines = [result.message, f"run_id: {result.run_id}", f"status: {result.status}", f"config: {result.config_path}"]
+    lines = [result.message]
+    if not result.dry_run:
+        lines += [f"run_id: {result.run_id}", f"status: {result.status}", f"config: {result.config_path}"]
+    if result.estimate is not None:
+        lines += expected(result.estimate)
     return "\n".join([*lines, *(f"note: {text}" for text in result.warnings)])
 
 
@@ -122,6 +127,7 @@ def results(result: GetResults) -> str:
     lines += _origin(result.resumed_from, result.resumed_step)
     lines.append(f"adapter: {result.adapter_path or 'none yet'}")
     lines += flags(result.flags)
+    lines += compared(result.estimate, result.actual)
     if result.history:
         lines.append("step: reward/mean, train/loss")
         lines += [

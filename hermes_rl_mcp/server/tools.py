@@ -132,13 +132,16 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
                 "its configuration and the edits made since.",
             ),
         ] = None,
+        dry_run: Annotated[
+            bool, Field(description="Check everything and estimate memory, disk, time and tokens; start nothing.")
+        ] = False,
     ) -> Annotated[t.CallToolResult, r.StartTraining]:
         """Start a training run (GRPO with LoRA) with the current configuration, in the background.
 
         Answers within seconds with a run_id; the run takes minutes to hours and goes on if this client leaves.
         If the device is busy the run is queued. Do not start it twice: rl_list_runs shows what runs.
         Next: rl_check_status(run_id, wait_seconds=50)."""
-        result = await operations.start_training(idempotency_key, resume_from)
+        result = await operations.start_training(idempotency_key, resume_from, dry_run)
         return success(text.started, result)
 
     @server.tool(title="Check status", annotations=_hints(read_only=True))

@@ -16,7 +16,10 @@ from hermes_rl_mcp.files import create_once, trim_log
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.device import chosen_device, cpu_count, detect_device, free_disk_bytes
-from hermes_rl_mcp.runs.preflight import checkpoint_bytes, preflight
+from hermes_rl_mcp.runs.oom import OomKills
+from hermes_rl_mcp.runs.footprint import checkpoint_bytes
+from hermes_rl_mcp.runs.modelfiles import locate
+from hermes_rl_mcp.runs.preflight import preflight
 from hermes_rl_mcp.runs.runconfig import make_config
 from hermes_rl_mcp.runs.specs import Handover, child_spec, supervisor_environ
 
@@ -41,12 +44,12 @@ def request(tmp_path: Path, **changes: object) -> RunRequest:
 
 
 def test_a_sound_request_passes(tmp_path: Path) -> None:
-    preflight(Home(tmp_path / "home"), request(tmp_path))
+    preflight(Home(tmp_path / "home"), request(tmp_path), {})
 
 
 def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"gone\.py"):
-        preflight(Home(tmp_path / "home"), request(tmp_path, env_file="/gone.py"))
+        preflight(Home(tmp_path / "home"), request(tmp_path, env_file="/gone.py"), {})
 
 
 def test_missing_packages_are_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +57,7 @@ def test_missing_packages_are_named_with_the_command(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "path", [])
     sys.path_importer_cache.clear()
     with pytest.raises(MissingExtraError) as caught:
-        preflight(Home(tmp_path / "home"), request(tmp_path))
+        preflight(Home(tmp_path / "home"), request(tmp_path), {})
     assert "pip install 'hermes-rl-mcp[train]'" in caught.value.hint and "peft" in caught.value.message
 
 
@@ -62,14 +65,14 @@ def test_too_little_disk_is_refused_with_numbers(tmp_path: Path) -> None:
     trainer = TrainerConfig(lora_rank=512, save_checkpoint_interval=1, keep_checkpoints=0)
     env = {"total_steps": 1_000_000, "group_size": 2, "batch_size": 4, "max_token_length": 8}
     with pytest.raises(PreflightError, match="GiB free; 1000001 checkpoints of about") as caught:
-        preflight(Home(tmp_path / "home"), request(tmp_path, base_model="x/Big-70B", trainer=trainer, env=env))
+        preflight(Home(tmp_path / "home"), request(tmp_path, base_model="x/Big-70B", trainer=trainer, env=env), {})
     assert caught.value.details["needed_bytes"] > caught.value.details["free_bytes"] > 0
 
 
 def test_a_home_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
     with pytest.raises(PreflightError, match="cannot be created"):
-        preflight(Home(tmp_path / "home"), request(tmp_path))
+        preflight(Home(tmp_path / "home"), request(tmp_path), {})
 
 
 @pytest.mark.parametrize(
@@ -77,11 +80,12 @@ def test_a_home_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     [("Qwen/Qwen3-8B", 32, 800, 1300), ("builtin:tiny", 16, 0.5, 3), ("Qwen/Qwen2.5-0.5B-Instruct", 16, 50, 150)],
 )
 def test_checkpoint_sizes_are_of_the_right_order(model: str, rank: int, low_mb: float, high_mb: float) -> None:
-    assert low_mb < checkpoint_bytes(model, rank) / 1e6 < high_mb
-    assert checkpoint_bytes(model, 2 * rank) == pytest.approx(2 * checkpoint_bytes(model, rank), rel=1e-3)
+    shape = locate(model, model, {"HOME": "/none"}).shape
+    assert low_mb < checkpoint_bytes(shape, rank) / 1e6 < high_mb
+    assert checkpoint_bytes(shape, 2 * rank) == pytest.approx(2 * checkpoint_bytes(shape, rank), rel=0.05)
 
 
-def test_children_get_exactly_what_they_are_allowed(tmp_path: Path) -> None:
+def test_sec_03_children_get_exactly_what_they_are_allowed(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     config = make_config(request(tmp_path), Ports(rollout_api=8000, trainer=8001))
     secret = {"OPENAI_API_KEY": "k", "WANDB_API_KEY": "w", "HF_TOKEN": "h", "AWS_SECRET_ACCESS_KEY": "a"}
@@ -144,19 +148,36 @@ def test_a_failure_is_told_in_the_childs_own_words_if_it_left_any(tmp_path: Path
     paths.dir.mkdir(parents=True)
     log = tmp_path / "trainer.log"
     log.write_text("Traceback ...\nValueError: bad\n")
-    verdict = outcome.failure(paths, "trainer", 1, log, oom_kills=0)
+    verdict = outcome.failure(paths, "trainer", 1, log, oom_kills=OomKills())
     assert verdict.error == "The trainer exited with code 1. Its last log line: ValueError: bad"
     report = ChildReport(process="trainer", status="failed", error="GPU out of memory.", hint="Halve.", finished_at="x")
     paths.report("trainer").write_text(report.model_dump_json())
-    verdict = outcome.failure(paths, "trainer", 1, log, oom_kills=0)
+    verdict = outcome.failure(paths, "trainer", 1, log, oom_kills=OomKills())
     assert (verdict.error, verdict.hint) == ("GPU out of memory.", "Halve.")
+
+
+def test_a_traceback_at_the_end_of_the_log_is_quoted_without_secrets_and_cut_in_its_middle(tmp_path: Path) -> None:
+    paths, log = Home(tmp_path).run("0123abcd"), tmp_path / "trainer.log"
+
+    def said(text: str) -> str:
+        log.write_text(text)
+        return outcome.failure(paths, "trainer", 1, log, oom_kills=OomKills(), secrets=["s3cret-key"]).error or ""
+
+    trace = (
+        'Traceback (most recent call last):\n  File "t.py", line 3, in step\n    loss()\nValueError: s3cret-key\nof x\n'
+    )
+    found = said(f"step 1\n{trace}")
+    assert "step 1" not in found and "in step" in found and "s3cret" not in found and found.endswith("of x")
+    assert said(trace + "retried\n" * 20).endswith("Its last log line: retried"), "it went on after that"
+    long = said(trace.replace("    loss()\n", f"    {'deeper' * 1000}\n"))
+    assert len(long) < 1700 and "Traceback" in long and long.endswith("of x")
 
 
 def test_a_kill_from_outside_asks_about_memory_and_quotes_the_kernel(tmp_path: Path) -> None:
     paths = Home(tmp_path).run("0123abcd")
-    verdict = outcome.failure(paths, "trainer", -9, tmp_path / "none", oom_kills=2)
+    verdict = outcome.failure(paths, "trainer", -9, tmp_path / "none", oom_kills=OomKills(machine=2, group=1))
     assert "signal 9 (SIGKILL)" in (verdict.error or "") and "2 out-of-memory kills" in (verdict.hint or "")
-    assert "kernel" not in (outcome.failure(paths, "trainer", -9, tmp_path / "none", oom_kills=0).hint or "")
+    assert "kernel" not in (outcome.failure(paths, "trainer", -9, tmp_path / "none", oom_kills=OomKills()).hint or "")
 
 
 def test_the_last_log_line_masks_keys(tmp_path: Path) -> None:
@@ -196,7 +217,7 @@ def test_run_records_start_without_processes(tmp_path: Path) -> None:
 def test_only_the_checkpoints_that_are_kept_need_room(tmp_path: Path) -> None:
     trainer = TrainerConfig(lora_rank=1, save_checkpoint_interval=1, keep_checkpoints=2)
     env = {"total_steps": 1_000_000_000, "group_size": 2, "batch_size": 4, "max_token_length": 8}
-    preflight(Home(tmp_path / "home"), request(tmp_path, base_model="builtin:tiny", trainer=trainer, env=env))
+    preflight(Home(tmp_path / "home"), request(tmp_path, base_model="builtin:tiny", trainer=trainer, env=env), {})
 
 
 def test_a_run_takes_the_device_it_was_told_and_a_gpu_that_is_not_there_is_refused() -> None:

@@ -1,0 +1,94 @@
+"""Estimates and what came of them, in units that people read. One line each."""
+
+from __future__ import annotations
+
+from hermes_rl_mcp.contracts.estimates import Actual, Estimate
+
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
+
+
+def expected(estimate: Estimate) -> list[str]:
+    """For a run that has yet to begin."""
+    fetched = f", {size(estimate.fetch_bytes)} of it the model" if estimate.fetch_bytes else ""
+    lines = [f"estimate ({estimate.basis}):", f"  memory {size(estimate.memory_bytes)}"]
+    if estimate.gpu_memory_bytes is not None:
+        lines.append(f"  GPU memory {size(estimate.gpu_memory_bytes)}")
+    return [
+        *lines,
+        f"  disk {size(estimate.disk_bytes)}{fetched}",
+        f"  start-up {duration(estimate.startup_seconds)}, then {duration(estimate.seconds_per_step)} per step",
+        f"  time in all {duration(estimate.total_seconds)}",
+        f"  sampled tokens {count(estimate.sampled_tokens)}",
+    ]
+
+
+def compared(estimate: Estimate | None, actual: Actual | None) -> list[str]:
+    """Estimate beside what it took; rows without a measured figure are left out."""
+    if actual is None:
+        return []
+    disk = estimate and estimate.disk_bytes - estimate.fetch_bytes
+    rows = [
+        ("memory", size(estimate and estimate.memory_bytes), actual.memory_bytes, size(actual.memory_bytes)),
+        (
+            "GPU memory",
+            size(estimate and estimate.gpu_memory_bytes),
+            actual.gpu_memory_bytes,
+            size(actual.gpu_memory_bytes),
+        ),
+        ("disk", size(disk), actual.disk_bytes, size(actual.disk_bytes)),
+        (
+            "start-up",
+            duration(estimate and estimate.startup_seconds),
+            actual.startup_seconds,
+            duration(actual.startup_seconds),
+        ),
+        (
+            "per step",
+            duration(estimate and estimate.seconds_per_step),
+            actual.seconds_per_step,
+            duration(actual.seconds_per_step),
+        ),
+        (
+            "time in all",
+            duration(estimate and estimate.total_seconds),
+            actual.total_seconds,
+            duration(actual.total_seconds),
+        ),
+        (
+            "sampled tokens",
+            count(estimate and estimate.sampled_tokens),
+            actual.sampled_tokens,
+            count(actual.sampled_tokens),
+        ),
+    ]
+    lines = [f"  {name} {said} / {took}" for name, said, known, took in rows if known is not None]
+    return ["estimate / actual:", *lines] if lines else []
+
+
+def size(bytes_: int | None) -> str:
+    """``5.2 GiB``, ``310 MiB``."""
+    if bytes_ is None:
+        return "unknown"
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+        if bytes_ >= unit:
+            return f"{bytes_ / unit:.1f} {name}" if bytes_ < 10 * unit else f"{bytes_ / unit:.0f} {name}"
+    return f"{bytes_} B"
+
+
+def duration(seconds: float | None) -> str:
+    """``0.24 s``, ``36 s``, ``7 min``, ``2.5 h``."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = seconds / 60
+    if minutes < 90:
+        return f"{minutes:.1f} min" if minutes < 10 else f"{minutes:.0f} min"
+    return f"{minutes / 60:.1f} h"
+
+
+def count(number: int | None) -> str:
+    """``5,900``, ``1.2 million``."""
+    if number is None:
+        return "unknown"
+    return f"{number / 1e6:.1f} million" if number >= 1_000_000 else f"{number:,}"
