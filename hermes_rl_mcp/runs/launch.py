@@ -146,7 +146,7 @@ def _begin(
     home: Home, request: RunRequest, environ: Mapping[str, str], prepare: Prepare | None
 ) -> tuple[RunPaths, threading.Thread | None]:
     """Makes the run and starts its supervisor; None if a run with the same key is there already."""
-    preflight(home, request)
+    preflight(home, request, environ)
     try:
         with _draft(home, request) as (draft, lock):
             if prepare is not None:  # may copy gigabytes, so others can start their runs meanwhile
