@@ -66,6 +66,11 @@ def holder(claims_dir: Path, device: str) -> str | None:
     return live[0][1] if live else None
 
 
+def in_line(claims_dir: Path, device: str) -> list[str]:
+    """Run ids that have or wait for the device now, in order: a run that started now would come behind them."""
+    return [run_id for _, run_id in _live(claims_dir / f"device-{device}")]
+
+
 def bind_loopback(preferred: int) -> socket.socket:
     """A TCP socket bound to 127.0.0.1, not yet listening: ``preferred`` if free, else the next free port.
 
