@@ -5,7 +5,8 @@ say. Standard library and yaml only, so that it starts quickly.
 
 Knobs per role (all optional):
   die_at_start CODE       exit before listening
-  never_ready             listen, but never become ready
+  silent                  never listen
+  never_ready             listen, but never become ready (trainer and env)
   die_after_ready CODE    exit once the run is running; negative = by that signal
   die_on_go CODE          the same, once ``RUN/go`` exists
   die_at_step N           trainer: raise after that step, as a program with a bug would: traceback, exit code 1
@@ -13,13 +14,18 @@ Knobs per role (all optional):
   eat_memory BYTES        trainer: allocate that much once ``RUN/go`` exists
   ignore_term             SIGTERM does nothing
   term_exit CODE          exit code on SIGTERM (default: trainer 143, others 0)
-  grandchild "group"|"session"   start a sleeping process in our group, or in a session of its own
+  grandchild "group"|"session"|"hidden"   start a sleeping process in our group, in a session of its own, or as a daemon
+                          without parent and without anything of our environment; its pid is in ``RUN/hidden_pid``
   say TEXT                print before anything else; {prefix} stands for the run's path prefix
   spew_bytes N            print that much without a newline
+  spew_mb_per_s N         print that much for ever, with progress bars and without a newline
+  die_with_trainer CODE   exit as soon as the trainer does not answer
+  silent_before_death S   answer nothing for so long before ``die_on_go``
   report {...}            ChildReport fields written before exit
   hang_after_report       do not exit after the completion record
   no_report               exit 0 without the completion record
-  hold_at N               trainer: hang after step N until ``RUN/go`` exists
+  hold_at N               trainer: wait after step N until ``RUN/go`` exists
+  hang_at N               trainer: do nothing after step N for ever
   nan_at N                trainer: that step's loss is not finite; it reports so and ends, as the real one does
   checkpoint_every N      trainer: a complete checkpoint after every Nth step, after the last, and on SIGTERM
   partial_checkpoint N    trainer: begin a checkpoint after step N and never complete it
@@ -61,6 +67,7 @@ class Child:
         self.config = yaml.safe_load(config_path.read_text())
         self.listen_fd = int(arguments[arguments.index("--listen-fd") + 1]) if "--listen-fd" in arguments else None
         self.ready = False
+        self.silent = False
         self.environments = 0
         self.step = 0
 
@@ -83,6 +90,8 @@ class Child:
 
     def answer(self, path: str) -> dict[str, Any] | None:
         prefix = f"/{self.config['run']['path_prefix']}"
+        if self.silent:
+            return None
         if path == f"{prefix}/health":
             return self.health()
         if path == f"{prefix}/register-env" and self.role == "api":
@@ -135,12 +144,13 @@ class Child:
             sys.stdout.buffer.write(b"\xff" * knobs["spew_bytes"])
             sys.stdout.flush()
         if "grandchild" in knobs:
-            subprocess.Popen(
-                [sys.executable, "-c", "import time; time.sleep(300)"],
-                start_new_session=knobs["grandchild"] == "session",
-            )
+            self.start_grandchild(knobs["grandchild"])
+        if "spew_mb_per_s" in knobs:
+            threading.Thread(target=spew, args=(knobs["spew_mb_per_s"],), daemon=True).start()
         if "die_at_start" in knobs:
             return self.die(knobs["die_at_start"])
+        if knobs.get("silent"):
+            wait_for_ever()
         if self.listen_fd is not None:
             self.serve()
         if knobs.get("never_ready"):
@@ -150,13 +160,17 @@ class Child:
             url = f"http://127.0.0.1:{self.config['ports']['rollout_api']}/{prefix}/register-env"
             urllib.request.urlopen(url, timeout=5).close()
         self.ready = True
-        if "die_with_api" in knobs:
-            threading.Thread(target=self.end_with_api, daemon=True).start()
+        for knob, server in (("die_with_api", "rollout_api"), ("die_with_trainer", "trainer")):
+            if knob in knobs:
+                threading.Thread(target=self.end_with, args=(server, knobs[knob]), daemon=True).start()
         if "die_after_ready" in knobs:
             self.wait_until_running()
             return self.die(knobs["die_after_ready"])
         if "die_on_go" in knobs:
             self.wait_for_go()
+            if "silent_before_death" in knobs:
+                self.silent = True
+                time.sleep(knobs["silent_before_death"])
             return self.die(knobs["die_on_go"])
         return self.train() if self.role == "trainer" else wait_for_ever()
 
@@ -167,14 +181,23 @@ class Child:
             os.kill(os.getpid(), -code)
         return code
 
-    def end_with_api(self) -> None:
+    def start_grandchild(self, kind: str) -> None:
+        program = "import time; time.sleep(300)"
+        if kind != "hidden":
+            subprocess.Popen([sys.executable, "-c", program], start_new_session=kind == "session")
+            return
+        pid_file = self.run_dir / "hidden_pid"
+        fork = f"import os\nif os.fork(): os._exit(0)\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\n{program}"
+        subprocess.run([sys.executable, "-c", fork], env={}, start_new_session=True, check=True)
+
+    def end_with(self, server: str, code: int) -> None:
         prefix = self.config["run"]["path_prefix"]
-        url = f"http://127.0.0.1:{self.config['ports']['rollout_api']}/{prefix}/health"
+        url = f"http://127.0.0.1:{self.config['ports'][server]}/{prefix}/health"
         with contextlib.suppress(OSError):
             while True:
                 urllib.request.urlopen(url, timeout=5).close()
                 time.sleep(0.02)
-        os._exit(self.knobs["die_with_api"])
+        os._exit(code)
 
     def wait_until_running(self) -> None:
         """So that a death is one of a running process, not of a starting one."""
@@ -191,6 +214,8 @@ class Child:
         for step in range(1, total + 1):
             if step > self.knobs.get("hold_at", total):
                 self.wait_for_go()
+            if step > self.knobs.get("hang_at", total):
+                wait_for_ever()
             if "eat_memory" in self.knobs:
                 self.wait_for_go()
                 eaten = bytearray(self.knobs["eat_memory"])
@@ -269,6 +294,14 @@ def end_with_tests(pid: int) -> None:
         except ProcessLookupError:
             os._exit(71)
         time.sleep(0.5)
+
+
+def spew(mb_per_s: float) -> None:
+    piece = b"\r 42% of all there is \xff" * 45_000  # about 1 MB
+    while True:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
+        time.sleep(1 / mb_per_s)
 
 
 def wait_for_ever() -> int:
