@@ -77,7 +77,7 @@ def status(result: CheckStatus) -> str:
     if result.message:
         lines.append(result.message)
     if result.waiting:
-        lines.append(result.waiting)
+        lines.append(f"now: {result.waiting}")
     if result.detail:
         lines.append(result.detail)
     step = f"step {result.metrics.step or 0} of {result.total_steps}"
