@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +116,8 @@ class Supervisor:
     async def _until_over(self, stack: AsyncExitStack, aside: TaskGroup) -> Verdict:
         try:
             self._state.update(supervisor=identity_of(os.getpid()), detail="waiting for its turn")
+            if not self._paths.reserve.exists():  # of an earlier version
+                reserve.make(self._paths.reserve)
             ticket = await self._queue()
             stack.callback(ticket.release)
             await self._start_all(stack, ticket, aside)
@@ -210,12 +212,12 @@ class Supervisor:
 
     async def _wait_ready(self, name: ProcessName, health: Health) -> None:
         title = outcome.TITLES[name]
-        self._state.update(detail=f"starting the {title}")
+        self._say(f"starting the {title}")
         try:
             await wait_ready(
                 lambda: health.ask(name),
                 watch=self._check,
-                say=lambda words: self._state.update(detail=words),
+                say=self._say,
                 limit_s=self._limits.ready_s(name),
             )
         except NotReadyError as error:
@@ -257,6 +259,10 @@ class Supervisor:
         if self._onlooker and (full := self._onlooker.full_disk):
             raise _Over(self._disk_full(full.folder, f"{full.free_bytes // 1024} KiB are left there"))
 
+    def _say(self, detail: str) -> None:
+        with suppress(OSError):  # words alone are not worth a run
+            self._state.update(detail=detail)
+
     def _is_gone(self) -> bool:
         """Whether somebody deleted the run's directory."""
         if self._paths.dir.exists():
@@ -275,8 +281,9 @@ class Supervisor:
                 continue
             dead.append(name)
             if self._state.record.processes[name].exit_code != code:
-                self._state.update_process(name, exit_code=code, forced=process.forced)
-                self._state.note(f"{name} {outcome.exit_words(code)}")
+                with suppress(OSError):  # who died is judged all the same, and the closing record has it
+                    self._state.update_process(name, exit_code=code, forced=process.forced)
+                    self._state.note(f"{name} {outcome.exit_words(code)}")
         return dead
 
     def _completion(self) -> Verdict | None:
@@ -288,7 +295,7 @@ class Supervisor:
             if report is None or report.status != "completed":
                 return None
             self._completed_at = time.monotonic()
-            self._state.update(detail="the trainer is done; waiting for it to exit")
+            self._say("the trainer is done; waiting for it to exit")
         code = trainer.poll()
         if code == 0 or (code is not None and trainer.forced):
             return Verdict(RunStatus.COMPLETED, "the trainer completed and exited")
@@ -327,7 +334,7 @@ class Supervisor:
                 return None
             if outcome.covers_rest(await self._health.rollouts(), self._config):
                 self._env_may_go = True
-                self._state.update(detail="the environment is done; training on what it sent")
+                self._say("the environment is done; training on what it sent")
                 return None
             # The trainer may have completed while we asked.
             return self._completion() or outcome.ended_early(self._paths, self._config)

@@ -65,8 +65,8 @@ def look(**changes: Any) -> Look:
         (
             {"still_s": {"groups_received": 320.0}},
             "env",
-            "the trainer waits for a batch: 0 of 4 groups queued, the environment has sent nothing for 320 s and has no "
-            "request open at the sampler",
+            "the trainer waits for a batch: 0 of 4 groups queued, the environment has sent nothing for 320 s and has "
+            "no request open at the sampler",
         ),
         (
             {"env": EnvState(time="t", running=2), "api": api(queue_size=3)},
