@@ -140,7 +140,8 @@ class BaseEnv:
         self._metrics_sink(metrics or {})
 
     def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
-        """Called at the trainer's checkpoint interval. Override it to pass ``data`` (JSON) to ``super()``."""
+        """Called at the trainer's checkpoint interval, about once a second between, and at the end. Override it to pass
+        ``data`` (JSON, small) to ``super()``."""
         if data is None or self.checkpoint_dir is None:
             return
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ class BaseEnv:
 
     def load_checkpoint(self) -> None:
         """Called when training resumes at ``curr_step``: sets an attribute for every key of the last state saved by
-        then. The trainer also writes a checkpoint when it is stopped; between intervals there is none here."""
+        then. In a run that continues another, that state is where the other's last known batch was made."""
         if self.checkpoint_dir is None:
             return
         found = [int(path.stem.removeprefix("step-")) for path in self.checkpoint_dir.glob("step-*.json")]

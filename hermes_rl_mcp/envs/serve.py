@@ -34,6 +34,8 @@ IDLE_POLL_S = 1.0
 """The same once everything was sent."""
 LONGEST_PAUSE_S = 1.0
 """After failed groups."""
+POSITION_S = 1.0
+"""Between two saves of the environment's position that are not at a checkpoint of the trainer."""
 
 
 class Worker:
@@ -53,6 +55,11 @@ class Worker:
         self._info = InfoReply(batch_size=-1, max_token_len=-1)
         self._total_steps = 0
         self._checkpoint_interval = 0
+        self._position: int | None = None
+        """Step of the newest position between checkpoints; the one before it is removed."""
+        self._position_at = time.monotonic()
+        self._position_seen = 0
+        """Step at which the last one was saved."""
         self._paused_until = 0.0
         self._dry = False
         """The last question for an item found none."""
@@ -72,6 +79,8 @@ class Worker:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
+            if self._env_id >= 0 and self.env.curr_step > 0:
+                self._save_position(self.env.curr_step)
             self.state.offer(self.tally.state(running=0), last=True)
             if self._env_id >= 0:
                 await self.api.disconnect(self._env_id)
@@ -108,7 +117,7 @@ class Worker:
         if reply.checkpoint_dir:
             self.env.checkpoint_dir = Path(reply.checkpoint_dir) / "env_checkpoints" / name
         if first and reply.starting_step:
-            self.env.curr_step = reply.starting_step
+            self.env.curr_step = self._position_seen = reply.starting_step
             self.env.load_checkpoint()
         log.info("environment %d (%s) serves %d steps", self._env_id, reply.wandb_name, self._total_steps)
 
@@ -230,12 +239,30 @@ class Worker:
                 self._evaluation_due = True
             if _crosses(before, step, self._checkpoint_interval):
                 # Named like the trainer's checkpoint, even if several steps went by since the last look.
-                self.env.save_checkpoint(step - step % self._checkpoint_interval)
+                self._save_position(step - step % self._checkpoint_interval)
             if self.tally.sent - self._sent_at_last_line >= self.env.config.min_items_sent_before_logging:
                 await self._log_step()
+        if step > self._position_seen and time.monotonic() - self._position_at >= POSITION_S:
+            self._save_position(step)
         if self._evaluation_due and self._evaluation is None and not self._must_finish_first():
             self._evaluation_due = False
             self._evaluation = asyncio.create_task(self._evaluate(step))
+
+    def _save_position(self, step: int) -> None:
+        """Where the environment stands. Between the trainer's checkpoints only the newest is kept: whoever goes on
+        with this run and its waiting batches goes on behind them, not where a checkpoint was."""
+        self._position_at, self._position_seen = time.monotonic(), self.env.curr_step
+        try:
+            self.env.save_checkpoint(step)
+            if self._position is not None and self._position != step and self.env.checkpoint_dir is not None:
+                (self.env.checkpoint_dir / f"step-{self._position}.json").unlink(missing_ok=True)
+        except Exception as error:
+            # User code and a full disk; training does not depend on it.
+            log.warning(
+                "the position at step %d could not be saved: %s: %s", step, type(error).__name__, error, exc_info=error
+            )
+        passing = not self._checkpoint_interval or step % self._checkpoint_interval
+        self._position = step if passing else None
 
     def _must_finish_first(self) -> bool:
         return bool(self._tasks) and self.env.config.eval_handling == EvalHandling.STOP_TRAIN
