@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-runs_app = typer.Typer(no_args_is_help=True, help="Look at training runs and stop them.")
+runs_app = typer.Typer(no_args_is_help=True, help="Look at training runs, stop them, delete old ones.")
 config_app = typer.Typer(no_args_is_help=True, help="Keys and settings in $HERMES_HOME/.env.")
 app.add_typer(runs_app, name="runs")
 app.add_typer(config_app, name="config")
@@ -210,6 +210,25 @@ def runs_logs(
     if follow:
         for line in logs.follow(files, lambda: has_ended(runs.shown(at, run_id)[0].status)):
             typer.echo(line)
+
+
+@runs_app.command("prune")
+def runs_prune(
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Delete runs that ended so long ago: 12h, 30d, 8w.")
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Delete the oldest until all runs take no more: 500M, 10G.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete old runs with their checkpoints, adapters and logs. A run that goes on is never touched."""
+    from hermes_rl_mcp.cli import prune, runs
+
+    raise typer.Exit(
+        prune.run(_console(), runs.context(os.environ).home, older_than, max_size, dry_run=dry_run, yes=yes)
+    )
 
 
 @config_app.command("set")

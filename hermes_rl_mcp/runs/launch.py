@@ -132,9 +132,9 @@ async def relaunch_queued(home: Home, environ: Mapping[str, str], *, wait_s: flo
 
 def run_with_key(home: Home, key: str) -> str | None:
     """Run that was started with this idempotency key."""
-    for path in home.runs.glob("*/request.json"):
+    for run_id in RunStore(home).ids():
         try:
-            request = RunRequest.model_validate_json(read_file(path))
+            request = RunRequest.model_validate_json(read_file(home.run(run_id).request))
         except (OSError, ValidationError):
             continue
         if request.idempotency_key == key:

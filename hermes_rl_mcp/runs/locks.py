@@ -31,13 +31,14 @@ class HeldLock:
 def take(path: Path, *, timeout_s: float = 0.0) -> HeldLock | None:
     """Takes the lock, waiting at most ``timeout_s``; None if another holder keeps it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    deadline = time.monotonic() + timeout_s
-    while not _try(fd, fcntl.LOCK_EX):
-        if time.monotonic() >= deadline:
-            os.close(fd)
-            return None
-        time.sleep(_POLL_S)
-    return HeldLock(path, fd)
+    return _waited(path, fd, fcntl.LOCK_EX, timeout_s)
+
+
+def share(path: Path, *, timeout_s: float = 0.0) -> HeldLock | None:
+    """Keeps everybody from taking the lock alone; None if somebody has it. Others may share it. Never creates the
+    file."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    return _waited(path, fd, fcntl.LOCK_SH, timeout_s)
 
 
 def adopt(path: Path, fd: int) -> HeldLock:
@@ -75,6 +76,16 @@ def holding(path: Path, *, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _waited(path: Path, fd: int, kind: int, timeout_s: float) -> HeldLock | None:
+    deadline = time.monotonic() + timeout_s
+    while not _try(fd, kind):
+        if time.monotonic() >= deadline:
+            os.close(fd)
+            return None
+        time.sleep(_POLL_S)
+    return HeldLock(path, fd)
 
 
 def _try(fd: int, kind: int) -> bool:

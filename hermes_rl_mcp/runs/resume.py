@@ -23,12 +23,15 @@ from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest
 from hermes_rl_mcp.errors import PreflightError, ResumeError
 from hermes_rl_mcp.files import opened, private, read_file, write_atomic
 from hermes_rl_mcp.paths import Home, RunPaths
+from hermes_rl_mcp.runs import locks
 from hermes_rl_mcp.runs.process import is_alive, marked
 from hermes_rl_mcp.runs.specs import marker
 from hermes_rl_mcp.runs.store import RunStore
 
 _ENV_POSITIONS = "env_checkpoints"
 """Below the checkpoints: ``<environment's label>/step-N.json``, as environments write them."""
+_LOCK_S = 10.0
+"""The supervisor of a run that has just ended lets go of it within moments."""
 _BATCH_FIELDS = ("group_size", "batch_size")
 """With another value the batches of the old run are no batches of the new one."""
 
@@ -135,22 +138,35 @@ def continue_from(source: Source, request: RunRequest) -> RunRequest:
 def carry_over(source: Source, request: RunRequest, draft: RunPaths) -> None:
     """Fills a new run's directory. Raises ResumeError, or PreflightError if it cannot be copied."""
     try:
-        inspect(source.checkpoint.folder, copy_to=draft.checkpoints / source.checkpoint.folder.name)
-        for path, copy in (
-            (source.paths.metrics, draft.metrics),
-            (source.paths.rollouts, draft.rollouts),
-            (source.paths.env_metrics, draft.env_metrics),
-        ):
-            _copy_lines(path, copy, source.step)
-        same_batches = source.has_batches and not _other_batches(source, request)
-        if same_batches:
-            _copy(source.paths.journal, draft.journal)
-        _copy_positions(source, request, draft, newest_too=same_batches)
+        lock = locks.share(source.paths.supervisor_lock, timeout_s=_LOCK_S)  # so that nobody deletes it meanwhile
+        if lock is None:
+            raise ResumeError(
+                f"Run {source.run_id} is in use: its supervisor has not ended yet, or it is being deleted.",
+                hint="Call rl_list_runs; if the run is still there, try again.",
+            )
+        try:
+            _carry_over(source, request, draft)
+        finally:
+            lock.release()
     except OSError as error:
         raise PreflightError(
             f"The files of run {source.run_id} could not be copied: {error.strerror or error}.",
             hint="Free some disk space, or see whether the run is still there (rl_list_runs), then try again.",
         ) from error
+
+
+def _carry_over(source: Source, request: RunRequest, draft: RunPaths) -> None:
+    inspect(source.checkpoint.folder, copy_to=draft.checkpoints / source.checkpoint.folder.name)
+    for path, copy in (
+        (source.paths.metrics, draft.metrics),
+        (source.paths.rollouts, draft.rollouts),
+        (source.paths.env_metrics, draft.env_metrics),
+    ):
+        _copy_lines(path, copy, source.step)
+    same_batches = source.has_batches and not _other_batches(source, request)
+    if same_batches:
+        _copy(source.paths.journal, draft.journal)
+    _copy_positions(source, request, draft, newest_too=same_batches)
 
 
 def warnings(source: Source, request: RunRequest) -> list[str]:

@@ -73,7 +73,7 @@ class RunStore:
     def list(self) -> list[RunRecord | Unreadable]:
         """All runs, newest first."""
         found: list[tuple[str, str, RunRecord | Unreadable]] = []
-        for run_id in self._ids():
+        for run_id in self.ids():
             try:
                 record = self._read(run_id)
                 found.append((record.created_at, run_id, record))
@@ -153,7 +153,8 @@ class RunStore:
                 return record
             await anyio.sleep(_POLL_S)
 
-    def _ids(self) -> Ids:
+    def ids(self) -> Ids:
+        """Of all run directories, in no order."""
         try:
             with os.scandir(self._home.runs) as entries:
                 return [one.name for one in entries if RUN_ID.match(one.name) and one.is_dir(follow_symlinks=False)]
