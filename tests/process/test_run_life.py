@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
+import socket
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import anyio
-import httpx
 import psutil
 import pytest
 import yaml
@@ -23,7 +25,9 @@ from hermes_rl_mcp.operations import training
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.settings import load_settings
 from hermes_rl_mcp.runs import launch
+from hermes_rl_mcp.runs.claims import holder
 from hermes_rl_mcp.runs.preflight import preflight
+from hermes_rl_mcp.runs.state import RunState, StateConflictError
 
 pytestmark = pytest.mark.anyio
 
@@ -94,11 +98,13 @@ async def test_trainer_crash_after_its_completion_record_is_no_completion(rig: R
     assert record.status is RunStatus.FAILED and "code 139" in (record.error or "")
 
 
-async def test_environment_that_ends_early_fails_the_run_with_the_step(rig: Rig) -> None:
+async def test_fi_07_environment_that_ends_early_fails_the_run_with_the_step(rig: Rig) -> None:
     run_id = await rig.start({**HOLD, "env": {"die_after_ready": 0}})
     record = await rig.end(run_id)
     assert record.status is RunStatus.FAILED
     assert record.error in ("The environment ended at step 0 of 3.", "The environment ended at step 1 of 3.")
+    assert (record.processes["env"].exit_code, record.processes["env"].forced) == (0, False)
+    assert not rig.marked(run_id) and record.leftover_pids == []
 
 
 async def test_environment_may_end_once_the_queue_holds_all_that_is_needed(rig: Rig) -> None:
@@ -110,11 +116,14 @@ async def test_environment_may_end_once_the_queue_holds_all_that_is_needed(rig: 
     assert (await rig.end(run_id)).status is RunStatus.COMPLETED
 
 
-async def test_trainer_that_completes_but_hangs_is_made_to_exit_and_counts_as_completed(rig: Rig) -> None:
+async def test_fi_29_trainer_that_completes_but_hangs_is_made_to_exit_and_counts_as_completed(rig: Rig) -> None:
     run_id = await rig.start({"trainer": {"hang_after_report": True, "ignore_term": True}}, kill_s=0.5)
     record = await rig.end(run_id)
     assert record.status is RunStatus.COMPLETED
     assert record.processes["trainer"].forced and record.processes["trainer"].exit_code == -signal.SIGKILL
+    assert record.error is None and rig.store.report(run_id, "trainer") is not None
+    assert rig.events(run_id)[-1].reason == "the trainer completed but did not exit; it was made to"
+    assert not rig.marked(run_id)
 
 
 async def test_readiness_has_a_deadline_and_the_error_says_what_was_waited_for(rig: Rig) -> None:
@@ -125,26 +134,29 @@ async def test_readiness_has_a_deadline_and_the_error_says_what_was_waited_for(r
     assert "step 1 of loading" in (record.error or "")
 
 
-async def test_an_answer_without_the_runs_nonce_is_never_believed(rig: Rig) -> None:
+async def test_fi_17_an_answer_without_the_runs_nonce_is_never_believed(rig: Rig) -> None:
     run_id = await rig.start({"api": {"nonce": "stranger"}}, api_ready_s=4)
     record = await rig.end(run_id)
     assert record.status is RunStatus.FAILED and "another program answers" in (record.error or "")
     assert record.processes["trainer"].identity is None
 
 
-async def test_stop_while_starting_starts_nothing_more(rig: Rig) -> None:
-    run_id = await rig.start({"trainer": {"never_ready": True}})
-    waiting = await rig.wait(run_id, lambda record: "loading the fake model" in record.detail)
+@pytest.mark.parametrize(("waits", "words"), [("api", "waiting for the rollout API"), ("trainer", "the fake model")])
+async def test_fi_09_stop_while_starting_starts_nothing_more(rig: Rig, waits: str, words: str) -> None:
+    knobs = {"api": {"silent": True}} if waits == "api" else {waits: {"never_ready": True}}
+    run_id = await rig.start(knobs)
+    waiting = await rig.wait(run_id, lambda record: words in record.detail)
     assert waiting.status is RunStatus.STARTING
     answer = await launch.stop(rig.home, run_id, "changed my mind")
-    assert answer.status in (RunStatus.STOPPING, RunStatus.STOPPED)
+    assert answer.status in (RunStatus.STARTING, RunStatus.STOPPING, RunStatus.STOPPED)
     record = await rig.end(run_id)
     assert record.status is RunStatus.STOPPED and record.stop_reason == "changed my mind"
     assert record.error is None and record.processes["env"].identity is None
-    assert not rig.marked(run_id)
+    assert (record.processes["trainer"].identity is None) is (waits == "api")
+    assert not rig.marked(run_id) and record.leftover_pids == []
 
 
-async def test_a_run_whose_record_was_damaged_can_be_stopped_and_is_readable_again(rig: Rig) -> None:
+async def test_fi_20_a_run_whose_record_was_damaged_can_be_stopped_and_is_readable_again(rig: Rig) -> None:
     run_id = await rig.start({"trainer": {"hold_at": 1}})
     await rig.running(run_id)
     rig.home.run(run_id).record.write_text("{garbage")
@@ -153,22 +165,24 @@ async def test_a_run_whose_record_was_damaged_can_be_stopped_and_is_readable_aga
     assert not rig.marked(run_id)
 
 
-async def test_stop_returns_at_once_and_kills_what_ignores_sigterm(rig: Rig) -> None:
+async def test_fi_10_stop_returns_at_once_and_kills_what_ignores_sigterm(rig: Rig) -> None:
     deaf = {"ignore_term": True}
     run_id = await rig.start({"api": deaf, "trainer": {"hold_at": 1, **deaf}, "env": deaf})
     await rig.running(run_id)
-    answer = await launch.stop(rig.home, run_id, "test")  # carrying it out takes three times half a second
-    assert not answer.status.terminal
+    answer = await training.stop_training(Context(load_settings(rig.environ)), run_id)
+    # Carrying it out takes three times half a second; the tool does not wait for that.
+    assert answer.status in ("running", "stopping") and answer.message.startswith("Stopping")
     record = await rig.end(run_id)
     assert record.status is RunStatus.STOPPED
-    assert [event.status for event in rig.events(run_id)][-1:] == [RunStatus.STOPPED]
-    assert RunStatus.STOPPING in {event.status for event in rig.events(run_id)}
+    seen = [event.status for event in rig.events(run_id)]
+    assert seen[-1] is RunStatus.STOPPED and RunStatus.STOPPING in seen
     assert {process.exit_code for process in record.processes.values()} == {-signal.SIGKILL}
-    assert not rig.marked(run_id)
+    assert all(process.forced for process in record.processes.values())
+    assert not rig.marked(run_id) and record.leftover_pids == []
 
 
 @pytest.mark.parametrize("where", ["group", "session"])
-async def test_a_grandchild_is_found_when_the_trainer_dies(rig: Rig, where: str) -> None:
+async def test_fi_11_a_grandchild_is_found_when_the_trainer_dies(rig: Rig, where: str) -> None:
     run_id = await rig.start({"trainer": {"grandchild": where, "die_on_go": 1}})
     await rig.running(run_id)
     assert len(rig.marked(run_id)) == 4
@@ -176,12 +190,27 @@ async def test_a_grandchild_is_found_when_the_trainer_dies(rig: Rig, where: str)
     record = await rig.end(run_id)
     assert record.status is RunStatus.FAILED and record.leftover_pids == []
     assert not rig.marked(run_id)
+    assert holder(Path(rig.environ["HERMES_RL_CLAIMS_DIR"]), "cpu") is None, "the device is free"
 
 
-async def test_stop_and_completion_race_to_one_end_with_its_proof(rig: Rig) -> None:
+@pytest.mark.parametrize("lead_s", [0.0, 0.02, 0.04, 0.08])
+async def test_fi_36_stop_and_completion_race_to_one_end_with_its_proof(rig: Rig, lead_s: float) -> None:
+    await race(rig, lead_s)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_fi_36_stop_and_completion_race_to_either_end_at_any_moment(rig: Rig) -> None:
+    ends = [await race(rig, lead_s) for lead_s in (*(number / 100 for number in range(16)), 0.25, 0.5)]
+    assert set(ends) == {RunStatus.COMPLETED, RunStatus.STOPPED}, "the moments cover both sides"
+
+
+async def race(rig: Rig, lead_s: float) -> RunStatus:
+    """A stop that comes ``lead_s`` after the trainer was let go, which then completes within some 20 ms."""
     run_id = await rig.start(HOLD)
     await rig.running(run_id)
     rig.go(run_id)
+    await anyio.sleep(lead_s)  # the injected moment, not a wait for anything
     await launch.stop(rig.home, run_id, "race")
     record = await rig.end(run_id)
     reported = rig.store.report(run_id, "trainer") is not None
@@ -191,54 +220,56 @@ async def test_stop_and_completion_race_to_one_end_with_its_proof(rig: Rig) -> N
         assert record.status is RunStatus.STOPPED
     await launch.stop(rig.home, run_id, "again")
     assert rig.store.get(run_id) == record
-    assert sum(event.status.terminal for event in rig.events(run_id)) == 1
+    terminal = [event.status for event in rig.events(run_id) if event.status.terminal]
+    assert terminal == [record.status]
+    with pytest.raises(StateConflictError):
+        RunState.load(rig.paths(run_id)).move(RunStatus.COMPLETED, "a late writer")
+    with pytest.raises(StateConflictError):
+        RunState.load(rig.paths(run_id)).update(detail="a late writer")
+    assert rig.store.get(run_id) == record and not rig.marked(run_id)
+    return record.status
 
 
-async def test_sigterm_to_the_supervisor_is_an_orderly_stop(rig: Rig) -> None:
+class Stranger(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "ok"}')
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet."""
+
+
+class StrangersServer(ThreadingHTTPServer):
+    allow_reuse_address = True
+
+
+@pytest.fixture(params=["answers 200", "only listens"])
+def strangers(request: pytest.FixtureRequest) -> Iterator[list[int]]:
+    """Another program on the ports that a run would like, as far as they are not taken by somebody else already."""
+    servers = []
+    for port in (8000, 8001):
+        with contextlib.suppress(OSError):
+            servers.append(StrangersServer(("127.0.0.1", port), Stranger))
+    if request.param == "answers 200":
+        for server in servers:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield [server.server_port for server in servers]
+    for server in servers:
+        if request.param == "answers 200":
+            server.shutdown()
+        server.server_close()
+
+
+async def test_fi_17_a_stranger_on_the_port_is_neither_believed_nor_killed(rig: Rig, strangers: list[int]) -> None:
     run_id = await rig.start(HOLD)
     record = await rig.running(run_id)
-    assert record.supervisor is not None
-    os.kill(record.supervisor.pid, signal.SIGTERM)
-    record = await rig.end(run_id)
-    assert record.status is RunStatus.STOPPED and "SIGTERM" in (record.stop_reason or "")
-    assert record.processes["trainer"].exit_code == 143
-
-
-async def test_a_stranger_on_the_port_is_neither_believed_nor_killed(rig: Rig) -> None:
-    class Stranger(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"status": "ok"}')
-
-        def log_message(self, *arguments: object) -> None:
-            """Quiet."""
-
-    class Server(ThreadingHTTPServer):
-        allow_reuse_address = True
-
-    taken, servers = [], []
-    for port in (8000, 8001):
-        try:
-            servers.append(Server(("127.0.0.1", port), Stranger))
-        except OSError:
-            continue  # taken already by somebody on this machine, which serves as well
-        taken.append(port)
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-    try:
-        run_id = await rig.start(HOLD)
-        record = await rig.running(run_id)
-        assert record.ports is not None
-        assert not {record.ports.rollout_api, record.ports.trainer} & {8000, 8001}
-        await launch.stop(rig.home, run_id, "test")
-        assert (await rig.end(run_id)).status is RunStatus.STOPPED
-        for port in taken:
-            async with httpx.AsyncClient(trust_env=False) as client:
-                assert (await client.get(f"http://127.0.0.1:{port}/")).status_code == 200
-    finally:
-        for server in servers:
-            server.shutdown()
-            server.server_close()
+    assert record.ports is not None
+    assert not {record.ports.rollout_api, record.ports.trainer} & {8000, 8001}
+    await launch.stop(rig.home, run_id, "test")
+    assert (await rig.end(run_id)).status is RunStatus.STOPPED
+    for port in strangers:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
 
 async def test_second_run_on_a_device_waits_for_the_first_and_then_starts(rig: Rig) -> None:
@@ -263,7 +294,7 @@ async def test_second_run_on_a_device_waits_for_the_first_and_then_starts(rig: R
     assert ended is not None and began is not None and ended < began
 
 
-async def test_keys_go_by_environment_to_who_needs_them_and_files_are_private(rig: Rig) -> None:
+async def test_sec_01_sec_03_keys_go_by_environment_to_who_needs_them_and_files_are_private(rig: Rig) -> None:
     keys = {"WANDB_API_KEY": "sentinel-wandb", "HF_TOKEN": "sentinel-hf", "OPENAI_API_KEY": "sentinel-openai"}
     rig.environ |= keys
     run_id = await rig.start(HOLD)
@@ -297,7 +328,7 @@ async def test_a_flood_of_undecodable_output_neither_blocks_the_run_nor_its_log_
     assert time.monotonic() - began < 3 and len(tail) <= 1000 and "\ufffd" in tail
 
 
-async def test_an_address_in_a_childs_last_words_is_shown_without_the_secret_prefix(rig: Rig) -> None:
+async def test_sec_02_an_address_in_a_childs_last_words_is_shown_without_the_secret_prefix(rig: Rig) -> None:
     run_id = await rig.start({**HOLD, "env": {"die_after_ready": 7, "say": "no answer from http://h:1/{prefix}/x\n"}})
     record = await rig.end(run_id)
     prefix = yaml.safe_load(rig.paths(run_id).config.read_text())["run"]["path_prefix"]
@@ -307,7 +338,7 @@ async def test_an_address_in_a_childs_last_words_is_shown_without_the_secret_pre
 
 async def test_a_run_that_is_being_made_is_not_closed_by_a_reader(rig: Rig) -> None:
     home, request = rig.home, rig.request()
-    preflight(home, request)
+    preflight(home, request, rig.environ)
     with launch._draft(home, request) as (draft, lock):
         launch._publish(home, request, draft)
     assert rig.store.get(request.run_id).status is RunStatus.QUEUED
@@ -315,7 +346,7 @@ async def test_a_run_that_is_being_made_is_not_closed_by_a_reader(rig: Rig) -> N
     assert rig.store.get(request.run_id).status is RunStatus.INTERRUPTED, "its launcher is gone"
 
 
-async def test_same_idempotency_key_is_the_same_run(rig: Rig) -> None:
+async def test_fi_34_same_idempotency_key_is_the_same_run(rig: Rig) -> None:
     first = await rig.start(HOLD, rig.request(idempotency_key="once"))
     again = await rig.start(HOLD, rig.request(idempotency_key="once"))
     operations = Context(load_settings(rig.environ))

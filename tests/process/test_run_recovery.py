@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -66,7 +65,7 @@ async def kill_supervisor(record: RunRecord) -> None:
     await until(lambda: not is_alive(supervisor))
 
 
-async def test_killed_supervisor_takes_its_children_along_and_the_run_is_interrupted(rig: Rig) -> None:
+async def test_fi_03_killed_supervisor_takes_its_children_along_and_the_run_is_interrupted(rig: Rig) -> None:
     run_id = await rig.start(HOLD)
     await kill_supervisor(await rig.running(run_id))
     await until(lambda: not rig.marked(run_id))  # by the lifeline alone: nobody has looked at the run
@@ -76,19 +75,26 @@ async def test_killed_supervisor_takes_its_children_along_and_the_run_is_interru
     assert rig.store.get(run_id) == record
 
 
-async def test_children_without_lifeline_are_ended_by_identity_and_keep_the_device_until_then(rig: Rig) -> None:
+async def test_fi_03_children_without_lifeline_are_ended_by_identity_and_keep_the_device_until_then(rig: Rig) -> None:
     stubborn = {"lifeline_grace_s": 300, "ignore_term": True}
     run_id = await rig.start({"trainer": {"hold_at": 1, **stubborn, "grandchild": "session"}})
     running = await rig.running(run_id)
     await kill_supervisor(running)
-    assert holder(Path(rig.environ["HERMES_RL_CLAIMS_DIR"]), "cpu") == run_id, "its trainer lives, so it has the device"
+    claims = Path(rig.environ["HERMES_RL_CLAIMS_DIR"])
+    assert holder(claims, "cpu") == run_id, "its trainer lives, so it has the device"
+    second = await rig.start(HOLD)
+    assert rig.store.get(second).queue_position == 1 and rig.store.get(second).processes["trainer"].identity is None
     record = rig.store.get(run_id)
     assert record.status is RunStatus.INTERRUPTED and record.leftover_pids == []
+    assert "supervisor is gone" in (record.error or "")
     assert not rig.marked(run_id)
-    assert holder(Path(rig.environ["HERMES_RL_CLAIMS_DIR"]), "cpu") is None
+    await rig.running(second)
+    assert holder(claims, "cpu") == second
+    await launch.stop(rig.home, second, "test")
+    await rig.end(second)
 
 
-async def test_a_reused_pid_is_never_signalled(rig: Rig, bystander: subprocess.Popen[bytes]) -> None:
+async def test_fi_13_a_reused_pid_is_never_signalled(rig: Rig, bystander: subprocess.Popen[bytes]) -> None:
     real = identity_of(bystander.pid)
     assert real is not None
     forged = real.model_copy(update={"started_at": real.started_at - 5})
@@ -103,7 +109,7 @@ async def test_a_live_process_that_must_not_be_signalled_is_reported_instead(rig
     assert record.status is RunStatus.INTERRUPTED and record.leftover_pids == [os.getpid()]
 
 
-async def test_after_a_reboot_everything_is_interrupted_and_nothing_signalled(
+async def test_fi_14_after_a_reboot_everything_is_interrupted_and_nothing_signalled(
     rig: Rig, bystander: subprocess.Popen[bytes]
 ) -> None:
     real = identity_of(bystander.pid)
@@ -112,6 +118,7 @@ async def test_after_a_reboot_everything_is_interrupted_and_nothing_signalled(
     run_id = forge(rig, RunStatus.RUNNING, before, before)
     record = rig.store.get(run_id)
     assert record.status is RunStatus.INTERRUPTED and "restarted" in (record.error or "")
+    assert f"resume_from='{run_id}'" in (record.hint or "")
     assert bystander.poll() is None
 
 
@@ -129,34 +136,6 @@ async def test_a_queued_run_without_supervisor_can_be_stopped(rig: Rig) -> None:
     run_id = forge(rig, RunStatus.QUEUED, gone().model_copy(update={"boot_id": "another-boot"}), None)
     record = await launch.stop(rig.home, run_id, "not needed")
     assert record.status is RunStatus.STOPPED and record.stop_reason == "not needed"
-
-
-async def test_run_outlives_a_server_that_is_killed_with_its_process_group(rig: Rig) -> None:
-    request = rig.request()
-    spec = rig.folder / "request.json"
-    spec.write_text(json.dumps({"request": request.model_dump(mode="json"), "environ": rig.script(HOLD)}))
-    program = (
-        "import json, sys, anyio, time\n"
-        "from hermes_rl_mcp.contracts.runs import RunRequest\n"
-        "from hermes_rl_mcp.paths import Home\n"
-        "from hermes_rl_mcp.runs import launch\n"
-        "told = json.load(open(sys.argv[1]))\n"
-        "request = RunRequest.model_validate(told['request'])\n"
-        "anyio.run(launch.start, Home.from_environ(told['environ']), request, told['environ'])\n"
-        "sys.stdout.write('started\\n'); sys.stdout.flush(); time.sleep(300)\n"
-    )
-    rig.started.append(request.run_id)
-    with subprocess.Popen(  # noqa: ASYNC220 - it blocks for the time of a fork
-        [sys.executable, "-c", program, str(spec)],
-        env={**rig.environ, "PYTHONPATH": str(install_root())},
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as server:
-        assert server.stdout is not None and server.stdout.readline() == b"started\n"
-        os.killpg(server.pid, signal.SIGKILL)
-    await rig.running(request.run_id)
-    rig.go(request.run_id)
-    assert (await rig.end(request.run_id)).status is RunStatus.COMPLETED
 
 
 async def test_two_readers_at_once_close_a_lost_run_once(rig: Rig) -> None:

@@ -64,7 +64,7 @@ def test_missing_packages_are_named_with_the_command(tmp_path: Path, monkeypatch
 def test_too_little_disk_is_refused_with_numbers(tmp_path: Path) -> None:
     trainer = TrainerConfig(lora_rank=512, save_checkpoint_interval=1, keep_checkpoints=0)
     env = {"total_steps": 1_000_000, "group_size": 2, "batch_size": 4, "max_token_length": 8}
-    with pytest.raises(PreflightError, match="GiB free; 1000001 checkpoints of about") as caught:
+    with pytest.raises(PreflightError, match="GiB free; 1000000 checkpoints of about") as caught:
         preflight(Home(tmp_path / "home"), request(tmp_path, base_model="x/Big-70B", trainer=trainer, env=env), {})
     assert caught.value.details["needed_bytes"] > caught.value.details["free_bytes"] > 0
 
