@@ -26,7 +26,7 @@ from hermes_rl_mcp.errors import PreflightError, UnreadableRunError
 from hermes_rl_mcp.files import create_once, make_private_dir, now, private, read_file, read_tail, write_atomic
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.redact import redact_text
-from hermes_rl_mcp.runs import locks
+from hermes_rl_mcp.runs import locks, reserve
 from hermes_rl_mcp.runs.preflight import preflight
 from hermes_rl_mcp.runs.process import signal_process
 from hermes_rl_mcp.runs.reconcile import fail, waits_for_relaunch
@@ -43,6 +43,10 @@ _START_LOCK_TIMEOUT_S = 10.0
 _STOP_ANSWER_S = 1.0
 """A live supervisor acknowledges a stop within a tick; if it does not, the answer need not wait for it."""
 _TAIL_BYTES = 4096
+
+_DRAFT = ".new-"
+_DRAFT_AGE_S = 60.0
+"""Between a folder's creation and its lock lie microseconds; a minute is not in doubt even on a network disk."""
 
 Prepare = Callable[[RunPaths], None]
 """Puts further files into a run directory that is still a draft. Whatever it raises, there is no run then."""
@@ -163,6 +167,8 @@ def _begin(
             f"The run could not be started: {error}.",
             hint="Try again; if it stays, end the hanging hermes-rl-mcp process.",
         ) from error
+    except OSError as error:
+        raise _no_start(f"{error.strerror or error} ({error.filename or home.runs})", error) from error
 
 
 @contextmanager
@@ -171,7 +177,8 @@ def _draft(home: Home, request: RunRequest) -> Iterator[tuple[RunPaths, locks.He
     out. Its lock also says that somebody is still at work on it."""
     if home.run(request.run_id).dir.exists():
         raise PreflightError(f"Run {request.run_id} exists already.", hint="Start again: a new id will be drawn.")
-    draft = RunPaths(home.runs / f".new-{request.run_id}" / request.run_id)
+    _clear_drafts(home)
+    draft = RunPaths(home.runs / f"{_DRAFT}{request.run_id}" / request.run_id)
     try:
         make_private_dir(draft.dir)
         lock = locks.take(draft.supervisor_lock)
@@ -187,11 +194,30 @@ def _draft(home: Home, request: RunRequest) -> Iterator[tuple[RunPaths, locks.He
 
 def _publish(home: Home, request: RunRequest, draft: RunPaths) -> RunPaths:
     """Completes the draft with its request and first record and gives it its place: whole or not at all."""
+    reserve.make(draft.reserve)
     write_atomic(draft.request, request.model_dump_json(indent=1))
     RunState.create(draft, first_record(home, request), "created")
     paths = home.run(request.run_id)
     draft.dir.rename(paths.dir)
     return paths
+
+
+def _clear_drafts(home: Home) -> None:
+    """What launchers left that were killed at work. A draft that somebody works on is locked, but for its first
+    instant."""
+    for folder in home.runs.glob(f"{_DRAFT}*"):
+        try:
+            locked = any(locks.is_held(lock) for lock in folder.glob("*/supervisor.lock"))
+            if not locked and time.time() - folder.stat().st_mtime > _DRAFT_AGE_S:
+                shutil.rmtree(folder)
+        except OSError as error:  # somebody else clears it
+            _log.debug("%s: %s", folder, error)
+
+
+def _no_start(reason: str, error: OSError) -> PreflightError:
+    full = reserve.is_full(error)
+    hint = "Free some disk space, then start again." if full else "Check HERMES_HOME and its permissions."
+    return PreflightError(f"The run could not be started: {reason}.", hint=hint)
 
 
 def _spawn(home: Home, paths: RunPaths, lock: locks.HeldLock, environ: Mapping[str, str]) -> threading.Thread:
@@ -209,7 +235,12 @@ def _spawn(home: Home, paths: RunPaths, lock: locks.HeldLock, environ: Mapping[s
                 start_new_session=True,
                 pass_fds=(lock.fd,),
             )
-    finally:
+    except OSError as error:
+        lock.release()
+        problem = _no_start(f"its supervisor could not be started: {error.strerror or error}", error)
+        fail(paths, "supervisor not started", problem.message, problem.hint)
+        raise problem from error
+    else:
         lock.release()  # the supervisor has its own descriptor of the same lock
     reaper = threading.Thread(target=process.wait, name=f"reap-{paths.run_id}", daemon=True)
     reaper.start()

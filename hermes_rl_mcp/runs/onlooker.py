@@ -74,9 +74,10 @@ class Onlooker:
             try:
                 await self._look()
                 failing = False
-            except Exception:  # noqa: BLE001 - as the module's docstring says
+            except Exception as error:  # noqa: BLE001 - as the module's docstring says
                 if not failing:
-                    _log.exception("could not look at the processes")
+                    defect = None if isinstance(error, OSError) else error
+                    _log.warning("could not look at the processes: %s", error, exc_info=defect)
                 failing = True
             await anyio.sleep(self._limits.vitals_s)
 

@@ -245,6 +245,8 @@ class Supervisor:
         """Raises _Over if the run has to end. Completion goes before a stop, and a stop before a death."""
         if self._is_gone():
             raise _Over(_deleted(self._paths.dir))
+        if self._missed_at is not None:
+            return  # whatever happens meanwhile has that cause
         self._logs.check(process.spec.log for process in self._processes.values())
         dead = self._note_exits()
         if verdict := self._completion():
