@@ -25,6 +25,7 @@ import uvicorn
 import yaml
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from leash import leash, leashed
 
 from hermes_rl_mcp.paths import install_root
 
@@ -194,7 +195,12 @@ class Api:
         command = [sys.executable, "-P", "-m", "hermes_rl_mcp.rollout_api", "--listen-fd", str(fd)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ, pass_fds=(fd,)
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=leashed(self._environ),
+                pass_fds=(fd, leash()),
             )
         until(self._alive, why=lambda: self.log.read_text())
 
@@ -284,10 +290,17 @@ def run_env(folder: Path, environ: dict[str, str], *arguments: str, cwd: Path | 
     """``python -P -m hermes_rl_mcp.envs *arguments``, started."""
     output = folder / "env.log"
     command = [sys.executable, "-P", "-m", "hermes_rl_mcp.envs", *arguments]
-    environ = {**environ, "PYTHONPATH": str(install_root())}
+    environ = leashed({**environ, "PYTHONPATH": str(install_root())})
     with output.open("ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, cwd=cwd, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=(leash(),),
         )
     return EnvProcess(process, output)
 

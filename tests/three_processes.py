@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import yaml
+from leash import leash, leashed
 
 from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.paths import RunPaths, bundled_environments, install_root
@@ -54,11 +55,11 @@ class Run:
         with (self.paths.dir / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
-                env={**self.environ, "PYTHONPATH": str(install_root()), "OMP_WAIT_POLICY": "PASSIVE"},
+                env=leashed({**self.environ, "PYTHONPATH": str(install_root()), "OMP_WAIT_POLICY": "PASSIVE"}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=fds,
+                pass_fds=[*fds, leash()],
                 start_new_session=True,
             )
         self.processes[name] = process

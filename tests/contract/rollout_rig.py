@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from leash import leash, leashed
 
 START_TIMEOUT_S = 20.0
 
@@ -40,8 +41,8 @@ class RolloutServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.environ},
-                pass_fds=(fd, *pass_fds),
+                env=leashed({**os.environ, **self.environ}),
+                pass_fds=(fd, leash(), *pass_fds),
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 from env_rig import TINY, child_environ, until
+from leash import leash, leashed
 
 from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_LOGPROB
 from hermes_rl_mcp.envs import APIServerConfig, SamplingClient
@@ -37,8 +38,8 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environ,
-            pass_fds=(fd,),
+            env=leashed(environ),
+            pass_fds=(fd, leash()),
         )
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:

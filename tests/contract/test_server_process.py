@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from leash import leash, leashed, on_leash
 from mcp import Client
 from mcp.client.sse import sse_client
 from mcp_rig import SERVER
@@ -26,13 +27,14 @@ INITIALIZE = (
 
 
 @contextmanager
-def started(environ: dict[str, str], *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(environ: dict[str, str], *command: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, *SERVER, *flags],
+        command or [sys.executable, *SERVER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environ,
+        pass_fds=(leash(),),
     )
     try:
         yield process
@@ -123,7 +125,8 @@ def free_port() -> int:
 @contextmanager
 def http_server(environ: dict[str, str], transport: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = free_port()
-    with started({**environ, "HERMES_RL_TRANSPORT": transport, "HERMES_RL_PORT": str(port)}) as process:
+    environ = leashed({**environ, "HERMES_RL_TRANSPORT": transport, "HERMES_RL_PORT": str(port)})
+    with started(environ, *on_leash("hermes_rl_mcp.server")) as process:  # unlike over stdio, no pipe ends it
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -137,7 +140,7 @@ def http_server(environ: dict[str, str], transport: str) -> Iterator[tuple[str, 
 
 
 @pytest.mark.anyio
-async def test_streamable_http_serves_the_tools_and_refuses_strangers(environ: dict[str, str]) -> None:
+async def test_sec_09_streamable_http_serves_the_tools_and_refuses_strangers(environ: dict[str, str]) -> None:
     with http_server(environ, "streamable-http") as (address, process):
         async with Client(f"{address}/mcp") as client:
             assert len((await client.list_tools()).tools) == 10

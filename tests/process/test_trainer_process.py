@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from leash import leash, leashed
 from peft import PeftModel
 from three_processes import NONCE, PREFIX, Run, run_directory
 from tiny_llama import build_tiny_llama
@@ -105,7 +106,8 @@ def _assert_serves(tmp_path: Path, environ: dict[str, str], summary: TrainerSumm
     ]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "trainer.serve", *arguments],
-        env={**environ, "PYTHONPATH": str(install_root())},
+        env=leashed({**environ, "PYTHONPATH": str(install_root())}),
+        pass_fds=(leash(),),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=log,
