@@ -31,6 +31,7 @@ class ProgressFile:
         self._began = clock()
         self._phase = ""
         self._written = float("-inf")
+        self._failing = False
 
     def say(self, step: int, phase: str, detail: str = "") -> None:
         """``step`` is the one under way; ``phase`` a few words, ``detail`` what changes within it."""
@@ -50,4 +51,8 @@ class ProgressFile:
         try:
             write_atomic(self._path, StepProgress(step=step, text=text, time=utc_now()).model_dump_json() + "\n")
         except OSError as error:
-            _log.warning("cannot write %s: %s", self._path, error)
+            if not self._failing:  # every other second would fill what is left of a disk
+                _log.warning("cannot write %s: %s", self._path, error)
+            self._failing = True
+        else:
+            self._failing = False

@@ -32,7 +32,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import SCHEMA_VERSION, Event, ProcessName, RunRecord, RunStatus
-from hermes_rl_mcp.files import append_line, now, read_file, write_atomic
+from hermes_rl_mcp.files import NotAFileError, append_line, now, read_file, write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs import reserve
 
@@ -78,6 +78,8 @@ def read_record(paths: RunPaths) -> RunRecord:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UnreadableRecordError(f"run.json is damaged: {where + ': ' if where else ''}{first['msg']}") from None
+    except NotAFileError as error:
+        raise UnreadableRecordError(f"run.json is damaged: {error.reason}") from None
     except OSError as error:
         raise RecordReadError(f"run.json cannot be read now: {error.strerror or error}") from None
     if record.schema_version > SCHEMA_VERSION:

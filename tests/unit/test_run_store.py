@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 from test_run_state import create
 
 from hermes_rl_mcp.contracts.records import CheckpointMarker
-from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
+from hermes_rl_mcp.contracts.runs import UNKNOWN, RunRecord, RunStatus, has_ended
 from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs import locks
+from hermes_rl_mcp.runs import locks, state
+from hermes_rl_mcp.runs.process import identity_of
+from hermes_rl_mcp.runs.state import RunState
 from hermes_rl_mcp.runs.store import RunStore, Unreadable
 
 
@@ -62,6 +67,83 @@ def test_a_run_that_cannot_be_closed_is_shown_as_it_is_and_hides_no_other(home: 
     home.run("0000000b").supervisor_lock.symlink_to("itself")
     shown = {run.run_id: run.status for run in RunStore(home).list() if isinstance(run, RunRecord)}
     assert shown == {"0000000a": RunStatus.COMPLETED, "0000000b": RunStatus.RUNNING}
+
+
+class Hiccup:
+    """Fails the next ``times`` reads of a run's record, as a network file system does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int, number: int) -> None:
+        self.left, self.number = times, number
+        self.read = state.read_file
+        monkeypatch.setattr(state, "read_file", self)
+
+    def __call__(self, path: Path) -> bytes:
+        if path.name == "run.json" and self.left > 0:
+            self.left -= 1
+            raise OSError(self.number, os.strerror(self.number), str(path))
+        return self.read(path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_fi_33_a_read_that_fails_for_a_moment_is_repeated_and_changes_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    add(home, "0000000a", RunStatus.RUNNING)
+    lock = locks.take(home.run("0000000a").supervisor_lock)
+    assert lock is not None
+    before = home.run("0000000a").record.read_bytes()
+    hiccup = Hiccup(monkeypatch, 2, number)
+    assert RunStore(home).get("0000000a").status is RunStatus.RUNNING and hiccup.left == 0
+    assert home.run("0000000a").record.read_bytes() == before
+    lock.release()
+
+
+def test_fi_33_a_record_that_stays_out_of_reach_is_unknown_not_failed_and_nothing_is_concluded(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(home, "0000000a", RunStatus.RUNNING)  # without a supervisor: a reader would close it
+    add(home, "0000000b")
+    files = {path: path.read_bytes() for path in home.run("0000000a").dir.iterdir()}
+    hiccup = Hiccup(monkeypatch, 1000, errno.EIO)
+    hiccup.left = 4  # all tries at one of the two
+    shown = {run.run_id: run for run in RunStore(home).list()}
+    unknown = [run for run in shown.values() if isinstance(run, Unreadable)]
+    assert [run.label for run in unknown] == [UNKNOWN] and "Input/output error" in unknown[0].reason
+    assert not has_ended(UNKNOWN)
+    if unknown[0].run_id == "0000000a":
+        assert {path: path.read_bytes() for path in home.run("0000000a").dir.iterdir()} == files
+    hiccup.left = 1000
+    with pytest.raises(UnreadableRunError, match="cannot be read now") as caught:
+        RunStore(home).get("0000000a")
+    assert caught.value.details["status"] == UNKNOWN and caught.value.hint == "Try again."
+    hiccup.left = 0
+    assert RunStore(home).get("0000000b").status is RunStatus.COMPLETED
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 86_400.0])
+def test_fi_31_a_jump_of_the_wall_clock_does_not_change_how_long_a_run_has_run(
+    home: Home, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    add(home, "0000000a", RunStatus.STARTING)
+    paths = home.run("0000000a")
+    lock = locks.take(paths.supervisor_lock)
+    assert lock is not None
+    writer = RunState.load(paths)
+    writer.update(supervisor=identity_of(os.getpid()))
+    writer.move(RunStatus.RUNNING, "ready")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    stamp = real() + jump_s
+    os.utime(paths.record, (stamp, stamp))
+    first = RunStore(home).get("0000000a").running_seconds
+    second = RunStore(home).get("0000000a").running_seconds
+    assert 0 < first < second < 60
+    record = writer.record
+    assert record.running_clock is not None
+    other_boot = identity_of(os.getpid()).model_copy(update={"boot_id": "another"})
+    paths.record.write_text(record.model_copy(update={"supervisor": other_boot}).model_dump_json())
+    assert RunStore(home).get("0000000a").running_seconds == record.running_seconds, "its clock means nothing here"
+    lock.release()
 
 
 def test_a_home_without_runs_has_none(home: Home) -> None:

@@ -53,11 +53,17 @@ def test_a_long_step_tells_how_far_it_is_and_a_new_phase_at_once(path: Path, clo
     assert _text(path) == "step 3: training, 8 sequences"
 
 
-def test_a_file_that_cannot_be_written_does_not_stop_training(tmp_path: Path, clock: Clock) -> None:
+def test_a_file_that_cannot_be_written_does_not_stop_training_and_is_told_once(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     progress = ProgressFile(tmp_path / "gone" / "progress.json", clock)
+    for _ in range(5):
+        progress.say(1, "sampling")
+        clock.now += 5
+    assert len(caplog.records) == 1, "the warning goes to the same full disk"
+    (tmp_path / "gone").mkdir()
     progress.say(1, "sampling")
-    clock.now += 5
-    progress.say(1, "sampling")
+    assert _text(tmp_path / "gone" / "progress.json") == "step 1: sampling"
 
 
 def test_what_follows_the_last_step_is_told_at_once_and_is_newer_than_that_step(path: Path, clock: Clock) -> None:
