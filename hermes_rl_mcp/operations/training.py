@@ -273,11 +273,15 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
 
 async def list_runs(context: Context, limit: int = 50) -> ListRuns:
     """rl_list_runs: newest first, unreadable ones included."""
-    found = await anyio.to_thread.run_sync(context.runs.list)
+    return await anyio.to_thread.run_sync(_list_runs, context, limit)
+
+
+def _list_runs(context: Context, limit: int) -> ListRuns:
+    found = context.runs.list()
     rows: list[RunSummary] = []
     for entry in found[:limit]:
         if isinstance(entry, RunRecord):
-            rows.append(await anyio.to_thread.run_sync(_summary, context, entry))
+            rows.append(_summary(context, entry))
         else:
             rows.append(
                 RunSummary(

@@ -37,6 +37,8 @@ _RECENT_BYTES = 128 * 2**10
 """Of the end of metrics.jsonl: a line has about one kilobyte, with many reward parts some."""
 _EVALUATION_BYTES = 512 * 2**10
 """Of the end of env_metrics.jsonl: a thousand lines, more than lie between two evaluations."""
+_EVALUATION = "eval/percent_correct"
+_JSON = json.JSONDecoder(parse_constant=lambda name: None)
 _READ_AGAIN_S = (0.02, 0.1, 0.3)
 """Pauses before a failed read is repeated; a network file system that takes longer makes the run ``unknown``."""
 
@@ -124,7 +126,7 @@ class RunStore:
     def last_evaluation(self, run_id: str) -> float | None:
         """The environment's last ``eval/percent_correct``."""
         for line in reversed(read_tail(self._paths(run_id).env_metrics, _EVALUATION_BYTES).splitlines()):
-            value = (_object(line) or {}).get("eval/percent_correct")
+            value = (_object(line) or {}).get(_EVALUATION) if _EVALUATION in line else None
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
         return None
@@ -219,7 +221,7 @@ def _object(line: str | bytes) -> dict[str, Any] | None:
     What only Python's JSON can hold (NaN, infinity) is null, as our own trainer writes it.
     """
     try:
-        found = json.loads(line, parse_constant=lambda name: None)
+        found = _JSON.decode(line if isinstance(line, str) else line.decode())
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
