@@ -90,7 +90,7 @@ def test_the_adapter_names_its_base(checkpoints: Checkpoints, backend: LocalBack
         assert file.metadata()["base_sha256"] == backend.base_sha256
 
 
-def test_no_file_of_a_checkpoint_is_a_pickle(checkpoints: Checkpoints) -> None:
+def test_sec_18_no_file_of_a_checkpoint_is_a_pickle(checkpoints: Checkpoints) -> None:
     suffixes = {path.suffix for path in checkpoints.save(_at(1)).rglob("*") if path.is_file()}
     assert suffixes <= {".json", ".safetensors"}
 

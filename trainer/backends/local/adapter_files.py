@@ -1,11 +1,13 @@
 """Write and check PEFT adapter folders.
 
-Invariant: an adapter names the hash of the base it was trained on, and is never loaded onto another one.
+Invariant: an adapter names the hash of the base it was trained on, and is never loaded onto another one. The same
+weights and notes give the same bytes.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ def save(peft: Any, folder: Path, metadata: dict[str, str]) -> None:
     state = get_peft_model_state_dict(peft, save_embedding_layers=False)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt", **metadata})
+    _sort_metadata(folder / WEIGHTS_FILE)
     config = peft.peft_config["default"]
     training, config.inference_mode = config.inference_mode, True
     try:
@@ -30,6 +33,19 @@ def save(peft: Any, folder: Path, metadata: dict[str, str]) -> None:
     finally:
         config.inference_mode = training
     (folder / NOTES_FILE).write_text(json.dumps(metadata, indent=1) + "\n")
+
+
+def _sort_metadata(path: Path) -> None:
+    """The library writes the notes in another order each time. The header begins with its length in 8 bytes, and spaces
+    at its end are part of it."""
+    with path.open("r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, dict[str, object]] = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+        assert len(text) == size  # the same entries, written as compactly
+        file.seek(8)
+        file.write(text)
 
 
 def restore(peft: Any, folder: Path) -> None:
