@@ -99,13 +99,15 @@ class View:
     def farewell(self, results: GetResults, seconds: float) -> None:
         """Where the weights are and how to look further."""
         self._console.print()
+        for flag in results.flags:
+            self._line(flag.name, f"{flag.evidence}. {flag.advice}")
         self._line("adapter", results.adapter_path or "none was written")
         self._line("time", duration(seconds))
         self._line("look further", f"hermes-rl runs show {results.run_id}")
         self._line("", f"hermes-rl runs logs {results.run_id} --process trainer")
 
     def _line(self, name: str, text: str) -> None:
-        self._console.print(Text.assemble((f"{name:<14}", "bold"), printable(text)), soft_wrap=True)
+        self._console.print(Text.assemble((f"{name:<13} ", "bold"), printable(text)), soft_wrap=True)
 
 
 def _end(prompt: str, limit: int = 400) -> str:

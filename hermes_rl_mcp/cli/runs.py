@@ -99,7 +99,7 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
     """State, reward curve, latest metrics, and where things are."""
     head = Text.assemble((f"{now.run_id}  ", "bold"), (now.status, _STYLES.get(now.status, "bold")))
     console.print(head.append(f"  {printable(now.environment)} on {printable(results.base_model)}"))
-    facts = {
+    facts: dict[str, str] = {
         "step": f"{now.metrics.step or 0} of {now.total_steps}",
         **{flag.name: f"{flag.evidence}. {flag.advice}" for flag in now.flags},
         "waiting": now.waiting,

@@ -104,13 +104,13 @@ def test_only_models_of_the_allow_list_pass() -> None:
     assert "builtin:*" in error.value.payload["allowed_models"]
 
 
-def test_a_batch_that_is_no_multiple_of_the_group_names_the_nearest_that_are() -> None:
+def test_fi_25_a_batch_that_is_no_multiple_of_the_group_names_the_nearest_that_are() -> None:
     [text] = messages(local({"batch_size": 20}))
     assert "batch_size = 20 is not divisible by group_size = 8" in text
     assert "16 or 24" in text
 
 
-def test_a_group_of_one_and_a_batch_below_a_group_are_refused() -> None:
+def test_fi_25_a_group_of_one_and_a_batch_below_a_group_are_refused() -> None:
     assert any("gives no signal" in text for text in messages(local({"group_size": 1})))
     assert any("smaller than group_size" in text for text in messages(local({"batch_size": 4})))
 

@@ -208,6 +208,16 @@ def test_within_a_long_step_the_micro_batches_are_counted(rig: Rig) -> None:
     assert rig.backend.activity >= before + len(seen)
 
 
+def test_the_progress_of_a_long_step_says_which_micro_batch_is_under_way(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(ProgressFile, "_write", lambda self, step, text: said.append(text))
+    monkeypatch.setattr("trainer.progress.QUIET_S", 0.0)
+    rig.run([SIGNAL])
+    assert "step 1: training, 2 sequences, micro-batch 1 of 1" in said
+
+
 def test_a_step_that_breaks_leaves_the_steps_before_it_in_a_checkpoint(rig: Rig) -> None:
     beyond_vocabulary = [_group([1.0, 0.0], tokens=[PROMPT + [10**6] * 3] * 2, masks=[[-100] * 3 + [10**6] * 3] * 2)]
     with pytest.raises(IndexError):
