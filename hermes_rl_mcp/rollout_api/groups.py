@@ -16,6 +16,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from hermes_rl_mcp.contracts.rollout_api import MASKED, ScoredData
 from hermes_rl_mcp.errors import InvalidValueError
 
+MAX_GROUPS = 4096
+"""Of one request. A million tiny ones would keep a core busy for half a minute; a batch has some hundred."""
 MAX_ERRORS_SHOWN = 20
 TRAINED_FLAG = 1
 """Older clients write 1 instead of the token id on trained positions. Harmless: only -100 means not trained."""
@@ -83,6 +85,8 @@ def decode_one(body: bytes) -> list[Group]:
 
 def decode_many(body: bytes) -> list[Group]:
     """The body of ``POST /scored_data_list``."""
+    if body.count(b'"tokens"') > MAX_GROUPS:  # looked at before a million objects are made of it
+        raise FieldError.one((), f"More than {MAX_GROUPS} groups in one request; send fewer at once.", "too_long")
     try:
         several = _MANY.validate_json(body)
     except ValidationError as error:

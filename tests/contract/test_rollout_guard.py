@@ -59,7 +59,7 @@ def test_health_proves_whose_server_this_is(server: RolloutServer) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/health", "/batch", "/s3cr3t-par/health", "/s3cr3t-partx/health", "/x/../health"]
 )
-def test_nothing_is_found_outside_the_prefix(server: RolloutServer, path: str) -> None:
+def test_sec_07_nothing_is_found_outside_the_prefix(server: RolloutServer, path: str) -> None:
     assert server.client.get(f"http://127.0.0.1:{server.port}{path}").status_code == 404
 
 
@@ -89,7 +89,7 @@ def test_every_path_works_below_the_prefix(server: RolloutServer) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-def test_web_pages_and_foreign_host_names_are_refused(
+def test_sec_06_web_pages_and_foreign_host_names_are_refused(
     server: RolloutServer, headers: dict[str, str], method: str
 ) -> None:
     reply = server.client.request(method, "/reset_data", headers=headers)
@@ -102,7 +102,7 @@ def test_every_name_of_this_machine_is_accepted(server: RolloutServer, host: str
     assert server.client.get("/health", headers={"host": host}).status_code == 200
 
 
-def test_a_preflight_request_gets_no_permission(server: RolloutServer) -> None:
+def test_sec_06_a_preflight_request_gets_no_permission(server: RolloutServer) -> None:
     reply = server.client.options("/reset_data", headers={"access-control-request-method": "POST"})
     assert reply.status_code == 405
     assert not [name for name in reply.headers if name.startswith("access-control")]
@@ -115,7 +115,7 @@ def test_the_log_does_not_tell_the_prefix_or_the_nonce(server: RolloutServer) ->
     assert PREFIX not in text and "n0nce" not in text
 
 
-def test_it_listens_on_loopback_only_and_takes_no_descriptor_along(server: RolloutServer) -> None:
+def test_sec_05_it_listens_on_loopback_only_and_takes_no_descriptor_along(server: RolloutServer) -> None:
     assert server.process
     listening = [c for c in psutil.Process(server.process.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
     assert [c.laddr.ip for c in listening] == ["127.0.0.1"]

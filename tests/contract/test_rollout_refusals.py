@@ -171,7 +171,7 @@ def test_broken_gzip_is_the_clients_fault(api: RolloutServer, payload: bytes) ->
     assert (reply.status_code, reply.text) == (400, "Invalid gzip payload")
 
 
-def test_a_body_that_inflates_without_end_is_refused(api: RolloutServer) -> None:
+def test_sec_08_a_body_that_inflates_without_end_is_refused(api: RolloutServer) -> None:
     bomb = gzip.compress(bytes(32 << 20), compresslevel=6) * 300  # about 10 GB from 10 MB
     reply = api.client.post("/scored_data", content=bomb, headers={"content-encoding": "gzip"})
     assert reply.status_code == 413

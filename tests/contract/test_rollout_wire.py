@@ -239,7 +239,7 @@ def test_status_env_survives_any_weight(api: RolloutServer, weights: tuple[float
     assert 0.01 <= reply.json()["env_weight"] <= 1.0
 
 
-def test_status_env_refuses_what_it_does_not_know_without_an_error_of_its_own(api: RolloutServer) -> None:
+def test_sec_08_status_env_refuses_what_it_does_not_know_without_an_error_of_its_own(api: RolloutServer) -> None:
     assert api.client.get("/status-env").status_code == 422
     assert api.client.get("/status-env", params={"env_id": "x"}).status_code == 422
     assert api.client.get("/status-env", params={"env_id": 0}).status_code == 404
@@ -322,7 +322,7 @@ def test_a_registration_that_lacks_a_field_is_refused_with_its_place(api: Rollou
     assert reply.json()["detail"][0]["loc"] == ["body", "num_steps"]
 
 
-def test_checkpoint_dir_is_handed_on_and_never_opened(api: RolloutServer, tmp_path: Path) -> None:
+def test_sec_08_checkpoint_dir_is_handed_on_and_never_opened(api: RolloutServer, tmp_path: Path) -> None:
     target = tmp_path / "never" / ".." / "made"
     api.register(checkpoint_dir=str(target))
     api.register_env()

@@ -239,7 +239,7 @@ async def test_a_defect_is_shown_as_one_without_its_traceback(
     assert "ZeroDivisionError: division by zero" in caplog.text
 
 
-def test_every_line_on_stdout_is_a_message_of_the_protocol(environ: dict[str, str], tmp_path: Path) -> None:
+def test_fi_16_every_line_on_stdout_is_a_message_of_the_protocol(environ: dict[str, str], tmp_path: Path) -> None:
     environment_file(tmp_path / "envs", "print('an environment prints at import')\n")
     initialize = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     calls = [("rl_select_environment", {"name": "own"}), ("rl_get_current_config", {}), ("rl_nothing", {})]

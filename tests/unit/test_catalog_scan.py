@@ -114,7 +114,7 @@ def test_files_that_cannot_be_read_are_reported_with_the_reason(
     assert "not a folder" in reasons["absent"]
 
 
-def test_links_that_leave_the_folder_are_reported_and_not_followed(tmp_path: Path) -> None:
+def test_sec_11_links_that_leave_the_folder_are_reported_and_not_followed(tmp_path: Path) -> None:
     outside = write(
         tmp_path / "outside", "secret.py", "from e import BaseEnv\nclass A(BaseEnv):\n    name = 'secret'\n"
     )
@@ -127,7 +127,7 @@ def test_links_that_leave_the_folder_are_reported_and_not_followed(tmp_path: Pat
     assert [Path(problem.file_path).name for problem in result.problems] == ["link.py"]
 
 
-def test_nothing_in_a_scanned_file_is_executed(tmp_path: Path) -> None:
+def test_sec_15_nothing_in_a_scanned_file_is_executed(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     write(tmp_path, "a.py", f"open({str(mark)!r}, 'w')\nfrom e import BaseEnv\nclass A(BaseEnv):\n    name = 'a'\n")
     assert names(tmp_path) == {"a"}

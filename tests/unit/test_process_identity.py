@@ -67,7 +67,7 @@ def test_a_match_is_alive_and_gets_the_signal(sleeper: subprocess.Popen[bytes]) 
 @pytest.mark.parametrize(
     "pid", [-1, 0, 1, os.getpid(), os.getpgrp()], ids=["everybody", "our group", "init", "we", "our leader"]
 )
-def test_nobody_init_and_ourselves_are_never_signalled(pid: int) -> None:
+def test_sec_26_nobody_init_and_ourselves_are_never_signalled(pid: int) -> None:
     named = identity_of(pid) or Identity(pid=pid, started_at=0.0, boot_id=boot_id())
     assert not may_signal(named)
     # SIGURG does no harm if this should ever fail.

@@ -129,7 +129,7 @@ def make(out: Path, seed: int = 0, max_steps: int = MAX_STEPS) -> Shares:
         folder = Path(name)
         model.to(torch.bfloat16).save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
-        reloaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        reloaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
         saved = shares(reloaded, tokenizer)
         low, high = REWARDED_RANGE
         if not low <= saved.bare <= high:

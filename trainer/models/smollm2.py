@@ -123,6 +123,7 @@ def convert(gguf: Path, folder: Path, progress: Progress) -> None:
             gguf.parent,
             gguf_file=gguf.name,
             dtype=torch.bfloat16,
+            trust_remote_code=False,
             quantization_config=GgufConfig(dequantize=True),  # else the weights stay packed and cannot be trained
         )
         if hasattr(model.config, "_model_name_or_path"):  # a stray title out of the GGUF file
@@ -130,7 +131,7 @@ def convert(gguf: Path, folder: Path, progress: Progress) -> None:
         model.config.rms_norm_eps = 1e-5  # the file has it rounded to fp32
         progress("saving SmolLM2-135M-Instruct")
         model.save_pretrained(folder)
-        tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
         # The conversion drops that this tokenizer cuts numbers into digits before anything else.
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
