@@ -20,13 +20,14 @@ from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.checkpoints import ADAPTER, Checkpoint, inspect, newest
 from hermes_rl_mcp.contracts.config import RunConfig
-from hermes_rl_mcp.contracts.records import TrainerSummary
+from hermes_rl_mcp.contracts.records import TrainerSummary, WandbState
 from hermes_rl_mcp.contracts.rollout_api import Registration
 from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError, ResumeError
 from hermes_rl_mcp.files import write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import redact_text, secret_values
+from trainer import out_of_memory
 from trainer.backends.base import Backend
 from trainer.checkpoints import Checkpoints, Counters
 from trainer.http_server import HttpServer, listener
@@ -40,6 +41,8 @@ from trainer.stopping import EXIT_CODE, StopSignal
 from trainer.wandb_sink import WandbSink
 
 _log = logging.getLogger(__name__)
+
+_SEE_LOG = "See the trainer's log (hermes-rl runs logs RUN_ID --process trainer)."
 
 
 def run(config_path: Path, listen_fd: int | None, *, resume: bool) -> int:
@@ -61,7 +64,11 @@ def run(config_path: Path, listen_fd: int | None, *, resume: bool) -> int:
         _report_failure(paths, error.message, error.hint)
     except Exception as error:  # noqa: BLE001  process boundary: whatever happened goes into the report and the log
         _log.exception("the trainer failed")
-        _report_failure(paths, f"The trainer failed: {type(error).__name__}: {error}", _hint_for(error))
+        _report_failure(
+            paths,
+            f"The trainer failed: {type(error).__name__}: {error}",
+            "See the trainer's log (hermes-rl runs logs RUN_ID --process trainer).",
+        )
     return 1
 
 
@@ -89,6 +96,8 @@ class _Trainer:
         self._resume = resume
         self._backend: Backend | None = None
         self._loop: Loop | None = None
+        self._wandb_state = WandbState()
+        self._memory_before = ""
         settings = config.trainer
         self._group = settings.wandb_group or config.run.run_id
         self._service = SamplingService(
@@ -123,14 +132,31 @@ class _Trainer:
             self._stop.gracefully()
             outcome = self._train(backend, checkpoints, start)
         except Exception as error:
-            self._service.failed(f"failed: {error}")
-            raise
+            told = self._told(error)
+            self._service.failed(f"failed: {told}")
+            if told is error:
+                raise
+            raise told from error
         if not outcome.finished:
             _log.info("asked to stop; last checkpoint: %s", outcome.checkpoint)
             return EXIT_CODE
         self._report_completion(backend, outcome)
         self._service.phase("finished")
         return 0
+
+    def _told(self, error: Exception) -> Exception:
+        """``error``, or what is to be said of memory that ran out."""
+        which = out_of_memory.kind(error)
+        if which is None:
+            return error
+        phase = self._service.health().phase
+        if self._loop is not None:
+            sampling = self._backend is not None and error is self._backend.failure
+            phase = f"{'sampling for' if sampling else 'training'} step {self._loop.step + 1}"
+        longest = self._config.max_token_length
+        return out_of_memory.failure(
+            which, error, phase, self._config.trainer, longest_answer=longest, before=self._memory_before
+        )
 
     def _load(self) -> Backend:
         from trainer.models.materialise import materialise
@@ -139,6 +165,7 @@ class _Trainer:
         folder = materialise(run.base_model, run.model_path, self._service.phase)
         from trainer.backends.local.backend import LocalBackend
 
+        self._memory_before = f"Before the model was loaded, {LocalBackend.free_memory(self._config.trainer)}."
         self._backend = LocalBackend.load(folder, self._config.trainer, self._service.phase)
         self._service.loaded(self._backend)
         return self._backend
@@ -181,8 +208,17 @@ class _Trainer:
         return counters
 
     def _train(self, backend: Backend, checkpoints: Checkpoints, start: Counters | None) -> Outcome:
-        config, settings = self._config, self._config.trainer
         sink = self._wandb()
+        try:
+            return self._run_loop(backend, checkpoints, start, sink)
+        finally:
+            if sink is not None:
+                self._wandb_state = sink.finish()
+
+    def _run_loop(
+        self, backend: Backend, checkpoints: Checkpoints, start: Counters | None, sink: WandbSink | None
+    ) -> Outcome:
+        config, settings = self._config, self._config.trainer
         with httpx.Client(trust_env=False) as http:
             source = RolloutClient(
                 self._rollout_url(),
@@ -212,15 +248,13 @@ class _Trainer:
             self._service.phase("registering with the rollout API")
             source.register(self._registration(start.step if start else 0))
             self._service.phase("waiting for rollouts")
-            try:
-                return loop.run()
-            finally:
-                if sink is not None:
-                    sink.finish()
+            return loop.run()
 
     def _polling(self) -> None:
         """The first answer to a poll: the environment may register, requests are answered."""
         self._service.ready("training")
+        if self._backend is not None and (failure := self._backend.failure):
+            raise failure
         if self._loop is not None:
             self._loop.waiting()
 
@@ -238,6 +272,7 @@ class _Trainer:
             group=self._group,
             name=settings.wandb_run_name or f"{config.run.environment}-{config.run.run_id}",
             folder=self._paths.dir,
+            state_file=self._paths.wandb_state,
             config={**_without_address(config.env), **settings.model_dump(), "base_model": config.run.base_model},
         )
 
@@ -269,6 +304,9 @@ class _Trainer:
             "truncated_sequences": outcome.truncated_sequences,
             "tokens_without_logprob": outcome.missing_logprobs,
             "malformed_groups": outcome.malformed_groups,
+            "gpu_memory_bytes": backend.peak_gpu_bytes(),
+            "wandb_url": self._wandb_state.url,
+            "wandb_error": self._wandb_state.error,
         }
         summary = TrainerSummary(
             steps=self._config.total_steps,
@@ -330,10 +368,3 @@ def _last_step(metrics: Path) -> int:
     with suppress(OSError, ValueError, IndexError, KeyError):
         return int(json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"])
     return 0
-
-
-def _hint_for(error: Exception) -> str:
-    text = f"{type(error).__name__} {error}"
-    if "OutOfMemory" in text or "can't allocate memory" in text or isinstance(error, MemoryError):
-        return "Memory ran out: lower micro_batch_tokens, sampler_max_rows, the lengths or the model's size."
-    return "See the trainer's log (hermes-rl runs logs RUN_ID --process trainer)."

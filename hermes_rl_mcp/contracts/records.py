@@ -75,6 +75,18 @@ class StepProgress(BaseModel):
     time: str
 
 
+class WandbState(BaseModel):
+    """``wandb.json``: how the optional copy to Weights & Biases stands."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    state: str = "connecting"
+    """connecting, online, offline, finished or failed."""
+    url: str | None = None
+    error: str | None = None
+    """Begins with ``offline:`` when it is kept on this machine, to be sent later."""
+
+
 class CheckpointMarker(BaseModel):
     """``complete.json``, written last into a checkpoint folder. A folder without it does not count."""
 

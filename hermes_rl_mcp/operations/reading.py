@@ -12,7 +12,7 @@ from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.estimates import Estimate
-from hermes_rl_mcp.contracts.records import StepProgress, TrainerSummary
+from hermes_rl_mcp.contracts.records import StepProgress, TrainerSummary, WandbState
 from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord, RunRequest, RunStatus
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations import findings
@@ -123,10 +123,11 @@ class RunReader:
 
     def wandb(self) -> tuple[str | None, str | None]:
         """(address, problem) of the optional W&B run."""
-        summary = self.trainer_summary()
-        extra = summary.extra if summary else {}
-        url, problem = extra.get("wandb_url"), extra.get("wandb_error")
-        return (url if isinstance(url, str) else None), (problem if isinstance(problem, str) else None)
+        try:
+            state = WandbState.model_validate_json(read_file(self._context.home.run(self.record.run_id).wandb_state))
+        except (OSError, ValidationError):
+            return None, None
+        return state.url, state.error
 
     async def wait(self, timeout_s: float, *, for_steps: bool = True) -> None:
         """Until the record changes (with ``for_steps`` also until the next step), at most ``timeout_s``."""

@@ -150,6 +150,14 @@ class Backend(Sampler, Protocol):
 
     @property
     def base_sha256(self) -> str: ...
+    @property
+    def failure(self) -> Exception | None:
+        """Why no more can be sampled, ever; None while all is well."""
+        ...
+
+    def peak_gpu_bytes(self) -> int | None:
+        """Largest GPU memory so far; None on a CPU."""
+        ...
 
     def train_step(
         self,

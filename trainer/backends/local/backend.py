@@ -35,6 +35,8 @@ from trainer.backends.local.model import LoadedModel, fetch, load, pick_device
 from trainer.backends.local.train import Learner
 
 _RNG_FILE = "rng.json"
+_CUDA_CONTEXT_BYTES = 500 * 2**20
+"""What the driver takes for a process, beside torch's own memory; about."""
 _CACHE_SHARE = 0.4
 """Of the memory that is free after loading, for the key-value cache."""
 
@@ -89,6 +91,17 @@ class LocalBackend:
         notes = adapter_files.check_base(adapter, model.base_sha256) if adapter is not None else {}
         return cls(model, config, version=int(notes.get("policy_version", 0)))
 
+    @staticmethod
+    def free_memory(config: TrainerConfig) -> str:
+        """``22.1 of 23.4 GiB were free``: of the device that would be taken."""
+        device = pick_device(config.device)
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+        else:
+            memory = psutil.virtual_memory()
+            free, total = memory.available, memory.total
+        return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB were free"
+
     @property
     def base_sha256(self) -> str:
         return self._model.base_sha256
@@ -116,6 +129,15 @@ class LocalBackend:
     @property
     def open_requests(self) -> int:
         return self._engine.open_requests
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._engine.failure
+
+    def peak_gpu_bytes(self) -> int | None:
+        if self._model.device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_reserved(self._model.device) + _CUDA_CONTEXT_BYTES
 
     def encode(self, text: str) -> list[int]:
         try:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from trainer import out_of_memory
 from trainer.backends.base import Completion, EngineStats, SampleRequest, SampleResult, SamplerUnavailableError
 from trainer.backends.local.decode import DecodeBatch, Row
 from trainer.backends.local.model import LoadedModel
@@ -74,6 +75,8 @@ class Engine:
         self._owners: dict[int, _Answer] = {}
         self._next_owner = 0
         self._closed = False
+        self.failure: Exception | None = None
+        """Why sampling cannot go on."""
         self._stats = EngineStats()
         self._jobs_begun = 0
         self._open = 0
@@ -196,6 +199,8 @@ class Engine:
                     finished = self._batch.step() if drawn else []
         except Exception as error:  # noqa: BLE001  a failed pass fails its requests; the thread must live on
             _log.exception("a sampling pass failed")
+            if out_of_memory.kind(error):
+                self.failure = error  # it will not be better next time, and nobody else would hear of it
             self._fail(error, [])
             return
         self._count(drawn, time.perf_counter() - start, prefill=bool(admitted))
