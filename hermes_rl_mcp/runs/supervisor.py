@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 from anyio import to_thread
@@ -79,6 +80,7 @@ class Supervisor:
         self._logs = LogKeeper(self._limits.log_max_bytes, state.note)
         self._said_unreadable = False
         self._missed_at: float | None = None  # monotonic; since when the run's directory is missing
+        self._deleted = False
         self._began = 0.0  # monotonic; when it had the device
         self._onlooker: Onlooker | None = None
 
@@ -89,7 +91,7 @@ class Supervisor:
             await group.start(self._listen)
             verdict = await self._live()
             group.cancel_scope.cancel()
-        return verdict.status if self._missed_at is None else None
+        return None if self._deleted else verdict.status
 
     async def _listen(self, *, task_status: TaskStatus[None]) -> None:
         """A signal wakes the supervisor; without a stop request on disk it is one."""
@@ -229,7 +231,7 @@ class Supervisor:
 
     # ---- watch
 
-    async def _watch(self) -> None:
+    async def _watch(self) -> NoReturn:
         while True:
             await self._check()
             await self._pause()
@@ -272,7 +274,8 @@ class Supervisor:
             return False
         if self._missed_at is None:
             self._missed_at = time.monotonic()
-        return time.monotonic() - self._missed_at >= _GONE_S
+        self._deleted = time.monotonic() - self._missed_at >= _GONE_S
+        return self._deleted
 
     def _note_exits(self) -> list[ProcessName]:
         """Records exits as they are seen. In the order of dependence: a dead API takes the others with it."""
@@ -376,9 +379,8 @@ class Supervisor:
     async def _end(self, verdict: Verdict) -> Verdict:
         """Ends all processes, then writes how the run ended."""
         verdict = self._masked(verdict)
-        if self._missed_at is None:
-            self._state.begin_end()
-        else:
+        self._state.begin_end()
+        if self._deleted:
             self._state.abandon()
             _log.error("%s", verdict.error)
         if verdict.status is RunStatus.STOPPED:

@@ -16,7 +16,7 @@ class SmallDisk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        if self._mount("size=400m", "tmpfs"):
+        if self._mount("size=4g", "tmpfs"):
             pytest.skip("mounting a file system needs root")
 
     def shrink(self, free_bytes: int = 0) -> None:
@@ -37,7 +37,7 @@ class SmallDisk:
 
     def free(self) -> None:
         """There is room again."""
-        assert self._mount("remount,size=400m", "tmpfs") == 0
+        assert self._mount("remount,size=4g", "tmpfs") == 0
 
     def close(self) -> None:
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
