@@ -100,10 +100,19 @@ def complete(folder: Path) -> list[Marked]:
     return sorted(found, key=lambda one: one.marker.step)
 
 
+def last_marked(folder: Path) -> Marked | None:
+    """The complete checkpoint of the latest step; older ones are not looked at."""
+    steps = {path: step for path in folder.glob("step_*") if (step := _step(path)) is not None}
+    for path in sorted(steps, key=lambda path: steps[path], reverse=True):
+        if (marker := read_marker(path)) is not None:
+            return Marked(path, marker)
+    return None
+
+
 def last_complete(folder: Path) -> Path | None:
-    """The complete checkpoint of the latest step."""
-    found = complete(folder)
-    return found[-1].path if found else None
+    """The folder of that checkpoint."""
+    found = last_marked(folder)
+    return found.path if found else None
 
 
 def newest(folder: Path) -> Path | None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from hermes_rl_mcp.checkpoints import Marked
+from hermes_rl_mcp.checkpoints import Marked, last_marked
 from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest
 from hermes_rl_mcp.contracts.vitals import EnvState, Vitals
@@ -30,7 +30,7 @@ def flags(context: Context, record: RunRecord) -> list[Flag]:
     limits = Thresholds()
     paths = context.home.run(record.run_id)
     request = _parsed(paths.request, RunRequest)
-    checkpoints = context.runs.checkpoints(record.run_id)
+    last = last_marked(paths.checkpoints)
     evidence = Evidence(
         record=record,
         lines=context.runs.recent(record.run_id, limits.window),
@@ -38,8 +38,8 @@ def flags(context: Context, record: RunRecord) -> list[Flag]:
         env_state=_parsed(paths.env_state, EnvState),
         values=_values(request) if request else {},
         free_bytes=None if record.status.terminal else _free_bytes(paths.dir),
-        checkpoint_bytes=_checkpoint_bytes(context, checkpoints, request),
-        last_checkpoint=str(checkpoints[-1].path) if checkpoints else None,
+        checkpoint_bytes=_checkpoint_bytes(context, last, request),
+        last_checkpoint=str(last.path) if last else None,
     )
     return diagnose(evidence, limits)
 
@@ -67,12 +67,11 @@ def _free_bytes(folder: Path) -> int | None:
         return None
 
 
-def _checkpoint_bytes(context: Context, checkpoints: list[Marked], request: RunRequest | None) -> int | None:
+def _checkpoint_bytes(context: Context, last: Marked | None, request: RunRequest | None) -> int | None:
     """As large as the last one; before the first, as large as the start reckoned."""
-    if checkpoints:
-        newest = checkpoints[-1]
+    if last:
         try:
-            return sum((newest.path / name).stat().st_size for name in newest.marker.files)
+            return sum((last.path / name).stat().st_size for name in last.marker.files)
         except OSError:  # an old one goes when a new one is complete
             return None
     if request is None:

@@ -15,6 +15,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.diagnosis import Flag
+from hermes_rl_mcp.contracts.estimates import Estimate
 from hermes_rl_mcp.contracts.results import CheckStatus, StatusMetrics
 from hermes_rl_mcp.contracts.runs import RunRecord
 from hermes_rl_mcp.files import make_private_dir, read_file, write_atomic
@@ -24,6 +25,8 @@ from hermes_rl_mcp.operations.training import logs
 
 log = logging.getLogger(__name__)
 
+_PACE_KNOWN = 3
+"""Steps from which on the pace alone is believed."""
 _PACE_STEPS = 10
 """Steps over which the pace is taken."""
 
@@ -60,13 +63,13 @@ async def check_status(
         found = await anyio.to_thread.run_sync(reader.flags)
     if limited_s > 0 and last is not None and not changed:
         return _repeated(last.snapshot, limited_s)
-    answer = await anyio.to_thread.run_sync(snapshot, context, reader)
+    answer = await anyio.to_thread.run_sync(snapshot, context, reader, found)
     await anyio.to_thread.run_sync(_remember, context, answer)
     return answer
 
 
-def snapshot(context: Context, reader: RunReader) -> CheckStatus:
-    """Everything that is known of the run now."""
+def snapshot(context: Context, reader: RunReader, flags: list[Flag] | None = None) -> CheckStatus:
+    """Everything that is known of the run now; ``flags`` if they were just read."""
     record = reader.record
     lines = reader.recent(_PACE_STEPS)
     last = lines[-1] if lines else {}
@@ -92,14 +95,14 @@ def snapshot(context: Context, reader: RunReader) -> CheckStatus:
         error=record.error,
         hint=record.hint,
         latest=last,
-        eta_seconds=None if record.status.terminal else _eta(lines, record.total_steps),
+        eta_seconds=None if record.status.terminal else _eta(lines, record, reader.estimate()),
         queue_position=record.queue_position,
         stop_unconfirmed=bool(record.leftover_pids),
         wandb_url=url,
         wandb_error=problem,
         stalled=record.stalled and not record.status.terminal,
         waiting=reader.waiting(),
-        flags=reader.flags(),
+        flags=reader.flags() if flags is None else flags,
         resumed_from=record.resumed_from,
         resumed_step=record.resumed_step,
     )
@@ -189,12 +192,18 @@ def _processes(record: RunRecord) -> dict[str, str]:
     return shown
 
 
-def _eta(lines: list[dict[str, JsonValue]], total_steps: int) -> float | None:
-    recent = [value for line in lines[-_PACE_STEPS:] if (value := _float(line.get("time/step_s"))) is not None]
-    if not recent:
-        return None
-    step = _int(lines[-1].get("step")) or len(lines)
-    return round(max(0, total_steps - step) * sorted(recent)[len(recent) // 2], 1)
+def _eta(lines: list[dict[str, JsonValue]], record: RunRecord, said: Estimate | None) -> float | None:
+    """From the pace of the last steps; the first ones mislead, so until there are some the estimate counts as well."""
+    taken = [value for line in lines[-_PACE_STEPS:] if (value := _float(line.get("time/step_s"))) is not None]
+    step = (_int(lines[-1].get("step")) or len(lines)) if lines else (record.resumed_step or 0)
+    left = max(0, record.total_steps - step)
+    expected = said.seconds_per_step if said is not None else None
+    if len(taken) < _PACE_KNOWN and expected is not None:
+        starting = 0.0
+        if not taken and said is not None and said.startup_seconds is not None:
+            starting = max(0.0, said.startup_seconds - record.running_seconds) if record.running_since is None else 0.0
+        return round(starting + left * expected, 1)
+    return round(left * sorted(taken)[len(taken) // 2], 1) if taken else None
 
 
 def _int(value: JsonValue) -> int | None:
