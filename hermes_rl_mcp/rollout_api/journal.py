@@ -1,26 +1,24 @@
 """The journal: every event as one line of an append-only file, from which a restarted server takes up its state.
 
 Invariant: ``append`` returns after the whole line is in the page cache, so a process that is killed loses nothing it
-answered for; what a power cut can take is bounded by ``SYNC_INTERVAL_S``. A line is a JSON object that starts with the
-checksum of what follows. Groups are written as the bytes they are. One process at a time holds the file (flock).
+answered for; and within ``SYNC_INTERVAL_S`` of that a sync of it begins, also while the file is rewritten, so that is
+what a power cut can take. One process at a time holds the file (flock).
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import threading
-import zlib
+import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from hermes_rl_mcp.contracts.rollout_api import RegisterEnv, Registration
 from hermes_rl_mcp.errors import PreflightError
 from hermes_rl_mcp.rollout_api import events
-from hermes_rl_mcp.rollout_api.groups import Group
+from hermes_rl_mcp.rollout_api.journal_lines import DamagedError, LaterVersionError, decode, encode, head
 
 log = logging.getLogger(__name__)
 
@@ -30,48 +28,43 @@ REWRITE_BYTES = 64 << 20
 """A journal is rewritten when it is this large and mostly of groups long trained."""
 REWRITE_RATIO = 3
 
-_PREFIX = b'{"crc":"%08x",'
-_PREFIX_LENGTH = len(_PREFIX % 0)
-_DATA = b',"data":['
-_PLAIN: dict[str, Callable[..., events.Event]] = {
-    "started": events.Started,
-    "env_disconnected": events.EnvDisconnected,
-    "returned": events.Returned,
-    "written": events.Written,
-    "acknowledged": events.Acknowledged,
-    "forgotten": events.Forgotten,
-    "reset": events.Reset,
-}
-"""Events whose fields are JSON values as they are."""
-_KIND = {kind: name for name, kind in _PLAIN.items()}
-
 
 class Journal:
-    """Open file of events. ``append`` from one thread; a second thread of its own syncs and rewrites."""
+    """Open file of events. ``append`` from one thread; a thread of its own syncs, another rewrites."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
         self._lock = threading.Lock()
         self._fd = _open_locked(path)
         self._size = os.lseek(self._fd, 0, os.SEEK_END)
+        self._rewrite_from = REWRITE_BYTES
         self._unsynced = threading.Event()
         self._closing = threading.Event()
-        self._rewrite: list[events.Event] | None = None
         self._since_snapshot: list[bytes] | None = None
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def read(self) -> Iterator[events.Event]:
-        """All events so far. A torn or damaged line ends the journal there: the rest is set aside and cut off."""
+        """All events so far. A torn or damaged line ends the journal there: the rest is set aside and cut off.
+
+        Raises PreflightError, and leaves the file as it is, if a later version wrote it.
+        """
         good = 0
         with self._path.open("rb") as file:
             for line in file:
                 try:
                     event = decode(line)
-                except ValueError as error:
+                except DamagedError as error:
                     self._cut(good, str(error))
                     return
+                except LaterVersionError as error:
+                    raise PreflightError(
+                        f"The journal {self._path} is of a later version: {error}. It was left as it is.",
+                        hint="Use the version that wrote it, or move the file away to start with an empty queue.",
+                    ) from None
                 good += len(line)
-                yield event
+                if event is not None:
+                    yield event
 
     def _cut(self, good: int, reason: str) -> None:
         rest = os.pread(self._fd, self._size - good, good)
@@ -83,13 +76,14 @@ class Journal:
 
     def start(self) -> None:
         """Begin to sync in the background; call after ``read``."""
-        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
-        self._thread.start()
+        self._begin("sync", self._sync_often)
 
     def append(self, event: events.Event) -> None:
         """Raises OSError, with the file as it was before, if the line cannot be written whole."""
         parts = encode(event)
         with self._lock:
+            if not self._size:
+                parts.insert(0, head())
             try:
                 _write_all(self._fd, parts)
             except OSError:
@@ -102,130 +96,87 @@ class Journal:
 
     def needs_rewrite(self, live_bytes: int) -> bool:
         idle = self._since_snapshot is None
-        return idle and self._size > REWRITE_BYTES and self._size > REWRITE_RATIO * live_bytes
+        return idle and self._size > self._rewrite_from and self._size > REWRITE_RATIO * live_bytes
 
     def rewrite(self, snapshot: Iterable[events.Event]) -> None:
         """Replace the file by these events and whatever is appended from now on. Returns at once."""
         with self._lock:
-            self._rewrite = list(snapshot)
             self._since_snapshot = []
-        self._unsynced.set()
+        self._begin("rewrite", partial(self._replace, list(snapshot)))
 
     def close(self) -> None:
         self._closing.set()
         self._unsynced.set()
-        if self._thread:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
         os.fsync(self._fd)
         os.close(self._fd)
 
-    def _work(self) -> None:
+    def _begin(self, name: str, work: Callable[[], None]) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=work, name=f"journal-{name}", daemon=True))
+        self._threads[-1].start()
+
+    def _sync_often(self) -> None:
         while not self._closing.is_set():
             self._unsynced.wait()
-            self._unsynced.clear()
-            try:
-                if self._rewrite is not None:
-                    self._replace(self._rewrite)
-                os.fdatasync(self._fd)
-            except OSError as error:
-                log.error("Journal: cannot be brought to disk (%s). The run goes on; free some space.", error)
-            self._closing.wait(SYNC_INTERVAL_S)
+            began = self._clock()
+            self._unsynced.clear()  # before the sync: what comes during it is for the next
+            self._sync()
+            self._pause(max(0.0, began + SYNC_INTERVAL_S - self._clock()))
+
+    def _sync(self) -> None:
+        with self._lock:
+            fd = os.dup(self._fd)  # a rewrite may close the other meanwhile
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            log.error("Journal: cannot be brought to disk (%s). The run goes on; free some space.", error)
+        finally:
+            os.close(fd)
+
+    def _pause(self, seconds: float) -> None:
+        self._closing.wait(seconds)
 
     def _replace(self, snapshot: list[events.Event]) -> None:
-        self._rewrite = None
-        fresh = self._path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        fd = -1
         try:
-            fd = _open_locked(fresh)
-            size = sum(_write_all(fd, encode(event)) for event in snapshot)
-            os.fsync(fd)
-            with self._lock:
-                size += _write_all(fd, self._since_snapshot or [])
-                os.replace(fresh, self._path)
-                fd, self._fd, self._size = self._fd, fd, size
+            self._write_and_swap(snapshot)
+        except OSError as error:
+            self._rewrite_from = 2 * self._size  # not again and again into a full disk
+            self._path.with_suffix(".new").unlink(missing_ok=True)
+            log.error("Journal: cannot be rewritten (%s). It goes on growing; free some space.", error)
         finally:
             self._since_snapshot = None
-            if fd >= 0:
-                os.close(fd)  # the old one; after a failure the new one
+
+    def _write_and_swap(self, snapshot: list[events.Event]) -> None:
+        fresh = self._path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        fd = _open_locked(fresh)
+        try:
+            size = _write_all(fd, [head()])
+            for event in snapshot:
+                if self._closing.is_set():
+                    fresh.unlink()
+                    return
+                size += _write_all(fd, encode(event))
+            os.fsync(fd)
+            while len(news := self._news()) > 1:  # meanwhile much may have come
+                size += _write_all(fd, news)
+                os.fdatasync(fd)
+            with self._lock:
+                size += _write_all(fd, [*news, *(self._since_snapshot or [])])
+                os.fdatasync(fd)  # under the lock: what was on disk in the old file must be so in the new one
+                os.replace(fresh, self._path)
+                fd, self._fd, self._size = self._fd, fd, size
+                self._rewrite_from = REWRITE_BYTES
+        finally:
+            os.close(fd)  # the old one; after a failure the new one
         _sync_folder(self._path.parent)
 
-
-def encode(event: events.Event) -> list[bytes]:
-    """One line, in parts so that groups need not be copied."""
-    body = _body(event)
-    crc = 0
-    for part in body:
-        crc = zlib.crc32(part, crc)
-    return [_PREFIX % crc, *body]
-
-
-def _body(event: events.Event) -> list[bytes]:
-    match event:
-        case events.Submitted(digest, groups):
-            table = [[p.seq, p.buffered, p.group.env_id, p.group.size, len(p.group.raw)] for p in groups]
-            head = _json({"kind": "submitted", "digest": digest, "groups": table})[1:-1]
-            raws = [part for placed in groups for part in (placed.group.raw, b",")][:-1]
-            return [head, _DATA, *raws, b"]}\n"]
-        case events.Registered(registration, uuid, step):
-            fields = {"kind": "registered", "registration": registration.model_dump(), "uuid": uuid, "step": step}
-        case events.EnvRegistered(request, wandb_name):
-            fields = {"kind": "env_registered", "request": request.model_dump(), "wandb_name": wandb_name}
-        case events.Released(env_id, seqs):
-            fields = {"kind": "released", "env_id": env_id, "seqs": seqs}
-        case events.HandedOut(batch_id, leased, seqs):
-            fields = {"kind": "handed_out", "batch_id": batch_id, "leased": leased, "seqs": seqs}
-        case events.Kept(batch_id, step, seqs):
-            fields = {"kind": "kept", "batch_id": batch_id, "step": step, "seqs": seqs}
-        case events.Counted(step, next_seq, received, acknowledged):
-            fields = {"kind": "counted", "step": step, "next_seq": next_seq, "received": received}
-            fields["acknowledged"] = acknowledged
-        case _:
-            values = {name: getattr(event, name) for name in type(event).__dataclass_fields__}
-            fields = {"kind": _KIND[type(event)], **values}
-    return [_json(fields)[1:], b"\n"]
-
-
-def decode(line: bytes) -> events.Event:
-    """Raises ValueError for a line that is torn or does not match its checksum."""
-    body = line[_PREFIX_LENGTH:]
-    if not line.endswith(b"\n") or line[:_PREFIX_LENGTH] != _PREFIX % zlib.crc32(body):
-        raise ValueError("a line is torn or damaged")
-    if body.startswith(b'"kind":"submitted"'):
-        return _submitted(body)
-    fields: dict[str, Any] = json.loads(b"{" + body)
-    kind = fields.pop("kind")
-    if kind == "registered":
-        return events.Registered(Registration(**fields.pop("registration")), **fields)
-    if kind == "env_registered":
-        return events.EnvRegistered(RegisterEnv(**fields.pop("request")), **fields)
-    if kind == "released":
-        return events.Released(fields["env_id"], tuple(fields["seqs"]))
-    if kind == "handed_out":
-        return events.HandedOut(fields["batch_id"], fields["leased"], tuple(fields["seqs"]))
-    if kind == "kept":
-        return events.Kept(fields["batch_id"], fields["step"], tuple(fields["seqs"]))
-    if kind == "counted":
-        fields["acknowledged"] = tuple(fields["acknowledged"])
-        return events.Counted(**fields)
-    if kind in _PLAIN:
-        return _PLAIN[kind](**fields)
-    raise ValueError(f"a line is of the unknown kind {kind!r}; a later version wrote it")
-
-
-def _submitted(body: bytes) -> events.Submitted:
-    at = body.index(_DATA)
-    head: dict[str, Any] = json.loads(b"{" + body[:at] + b"}")
-    at += len(_DATA)
-    groups = []
-    for seq, buffered, env_id, size, length in head["groups"]:
-        groups.append(events.Placed(seq, Group(body[at : at + length], size, env_id), buffered))
-        at += length + 1
-    return events.Submitted(head["digest"], tuple(groups))
-
-
-def _json(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode()
+    def _news(self) -> list[bytes]:
+        with self._lock:
+            news, self._since_snapshot = self._since_snapshot or [], []
+            return news
 
 
 def _open_locked(path: Path) -> int:

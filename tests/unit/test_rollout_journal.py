@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,8 @@ from hermes_rl_mcp.contracts.rollout_api import RegisterEnv, Registration
 from hermes_rl_mcp.errors import PreflightError
 from hermes_rl_mcp.rollout_api import events, journal
 from hermes_rl_mcp.rollout_api.groups import Group
-from hermes_rl_mcp.rollout_api.journal import Journal, decode, encode
+from hermes_rl_mcp.rollout_api.journal import Journal
+from hermes_rl_mcp.rollout_api.journal_lines import encode
 from hermes_rl_mcp.rollout_api.rollouts import Rollouts
 
 REGISTRATION = Registration(
@@ -72,6 +76,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def open_files(path: Path) -> int:
+    """Descriptors of this process that lead to that file, also if it is deleted."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith(str(path))
+    return found
+
+
 def test_every_kind_of_event_comes_back_as_it_was(tmp_path: Path) -> None:
     write(tmp_path / "j.jsonl", *EVERY_KIND)
     assert read(tmp_path / "j.jsonl") == EVERY_KIND
@@ -82,7 +95,7 @@ def test_every_line_is_one_json_object_and_the_file_is_private(tmp_path: Path) -
     path = tmp_path / "deep" / "j.jsonl"
     write(path, *EVERY_KIND)
     kinds = [json.loads(line)["kind"] for line in path.read_bytes().splitlines()]
-    assert kinds[0] == "registered" and len(kinds) == len(EVERY_KIND)
+    assert kinds[:2] == ["journal", "registered"] and len(kinds) == len(EVERY_KIND) + 1
     assert path.stat().st_mode & 0o077 == 0
 
 
@@ -100,17 +113,49 @@ def test_damage_in_the_middle_ends_the_journal_there_and_is_set_aside(tmp_path: 
     path = tmp_path / "j.jsonl"
     write(path, *EVERY_KIND)
     lines = path.read_bytes().splitlines(keepends=True)
-    lines[4] = lines[4].replace(b"[[1]]", b"[[2]]")
+    lines[5] = lines[5].replace(b"[[1]]", b"[[2]]")
     path.write_bytes(b"".join(lines))
     assert read(path) == EVERY_KIND[:4]
-    assert (tmp_path / "j.damaged").read_bytes() == b"".join(lines[4:])
+    assert (tmp_path / "j.damaged").read_bytes() == b"".join(lines[5:])
 
 
-def test_a_line_of_a_later_version_is_not_misread() -> None:
-    line = b"".join(encode(events.Started())).replace(b"started", b"startle")
-    crc = journal.zlib.crc32(line[journal._PREFIX_LENGTH :])
-    with pytest.raises(ValueError, match="startle"):
-        decode(journal._PREFIX % crc + line[journal._PREFIX_LENGTH :])
+def signed(body: bytes) -> bytes:
+    return b'{"crc":"%08x",' % zlib.crc32(body) + body
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (signed(b'"kind":"journal","version":99}\n'), "version 99"),
+        (signed(b'"kind":"startle"}\n'), "startle"),
+        (signed(b'"kind":"started","why":1}\n'), "other fields"),
+        (signed(b'"kind":"released","env":1}\n'), "other fields"),
+    ],
+)
+def test_a_journal_of_a_later_version_is_refused_and_left_as_it_is(tmp_path: Path, line: bytes, what: str) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, *EVERY_KIND[:3])
+    path.write_bytes(path.read_bytes() + line + b"".join(encode(EVERY_KIND[4])))
+    before = path.read_bytes()
+    with pytest.raises(PreflightError, match=what):
+        read(path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["j.jsonl"]
+
+
+def test_a_journal_without_a_head_is_read_and_gets_none(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(b"".join(encode(EVERY_KIND[0])))
+    write(path, EVERY_KIND[1])
+    assert read(path) == EVERY_KIND[:2]
+    assert b'"journal"' not in path.read_bytes()
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 4096, b'{"crc":"', b"\0" * 100 + b"\n"])
+def test_what_a_power_cut_leaves_at_the_end_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, *EVERY_KIND[:4])
+    path.write_bytes(path.read_bytes() + tail)
+    assert read(path) == EVERY_KIND[:4] and read(path) == EVERY_KIND[:4]
 
 
 def test_one_process_at_a_time_holds_the_file(tmp_path: Path) -> None:
@@ -142,6 +187,66 @@ def test_an_event_that_cannot_be_written_whole_leaves_no_trace(tmp_path: Path, m
     assert read(path) == [EVERY_KIND[0], EVERY_KIND[5]]
 
 
+class VirtualTime(Journal):
+    """A journal whose clock stands still but for its waits and its syncs; appends happen in between, when due."""
+
+    def __init__(self, path: Path, appends: list[float], sync_s: float) -> None:
+        self.now = 0.0
+        self.due = sorted(appends)
+        self.sync_s = sync_s
+        self.written: list[float] = []
+        self.syncs: list[tuple[float, int]] = []
+        """When each sync began, and how many events it covers."""
+        super().__init__(path, clock=lambda: self.now)
+
+    def live(self) -> None:
+        """Until everything was appended and synced."""
+        self._unsynced.wait = self._until_written  # type: ignore[method-assign,assignment]
+        self._sync_often()
+
+    def _until_written(self) -> None:
+        if not self._unsynced.is_set():
+            if not self.due:
+                self._closing.set()
+                return
+            self._pass(max(0.0, self.due[0] - self.now))
+
+    def _sync(self) -> None:
+        self.syncs.append((self.now, len(self.written)))
+        self._pass(self.sync_s)
+
+    def _pause(self, seconds: float) -> None:
+        self._pass(seconds)
+
+    def _pass(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.due and self.due[0] <= end:
+            self.now = self.due.pop(0)
+            self.append(events.Started())
+            self.written.append(self.now)
+        self.now = end
+
+
+@pytest.mark.parametrize("sync_s", [0.0, 0.03, 0.09])
+@pytest.mark.parametrize(
+    "appends",
+    [
+        pytest.param([step / 500 for step in range(2000)], id="under load"),
+        pytest.param([1.0, 7.0], id="idle before and after"),
+        pytest.param([1.0, 1.0001, 1.0301, 1.1, 1.2005, 1.2999], id="just missed"),
+    ],
+)
+def test_a_sync_begins_within_100_ms_of_every_append(tmp_path: Path, appends: list[float], sync_s: float) -> None:
+    journal = VirtualTime(tmp_path / "j.jsonl", appends, sync_s)
+    journal.live()
+    assert len(journal.written) == len(appends)
+    for number, written in enumerate(journal.written, 1):
+        began = min(began for began, covered in journal.syncs if covered >= number)
+        assert began - written <= 0.1 + 1e-9, (written, began)
+    assert len(journal.syncs) <= 3 + 10 * appends[-1], "no more often than that"
+    journal.close()
+
+
 def test_events_reach_the_disk_soon_after_they_were_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[float] = []
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_size))
@@ -154,6 +259,37 @@ def test_events_reach_the_disk_soon_after_they_were_answered(tmp_path: Path, mon
     opened.close()
 
 
+def test_events_reach_the_disk_while_the_journal_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fdatasync, fsync, go = os.fdatasync, os.fsync, threading.Event()
+
+    def slow(fd: int) -> None:
+        assert go.wait(20)
+        fsync(fd)
+
+    def noted(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        fdatasync(fd)
+
+    path = tmp_path / "j.jsonl"
+    opened = Journal(path)
+    opened.append(EVERY_KIND[0])
+    opened.start()
+    old = path.stat().st_ino
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(os, "fdatasync", noted)
+    opened.rewrite(EVERY_KIND[:1])
+    for event in EVERY_KIND[1:4]:
+        count = len(synced)
+        opened.append(event)
+        wait_until(lambda count=count: synced[count:] == [old])  # type: ignore[misc]
+    go.set()
+    wait_until(lambda: path.stat().st_ino != old and opened._since_snapshot is None)
+    assert synced[-1] != old, "what came meanwhile is on disk in the new file before it takes the place of the old one"
+    opened.close()
+    assert read(path) == EVERY_KIND[:4]
+
+
 def test_a_rewrite_that_fails_keeps_the_journal_and_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,13 +300,13 @@ def test_a_rewrite_that_fails_keeps_the_journal_and_leaves_nothing_open(
     opened = Journal(path)
     opened.append(EVERY_KIND[0])
     opened.start()
-    files = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "replace", full)
     opened.rewrite(EVERY_KIND[:3])
     wait_until(lambda: opened._since_snapshot is None)
     monkeypatch.undo()
     opened.append(EVERY_KIND[1])
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) == files)
+    wait_until(lambda: open_files(path.with_suffix(".new")) == 0)
+    assert os.listdir(tmp_path) == ["j.jsonl"]
     opened.close()
     assert read(path) == EVERY_KIND[:2]
 
