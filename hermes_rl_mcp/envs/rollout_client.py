@@ -34,6 +34,8 @@ CALL_S = 30.0
 """One request on loopback, a large group included."""
 GZIP_FROM_BYTES = 1024
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+BUSY = (429, 503)
+LONGEST_RETRY_AFTER_S = 30.0
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -43,7 +45,8 @@ class UnregisteredError(NotFoundError):
 
 
 class RolloutClient:
-    """One rollout API. Waits out a lost connection or a busy API for ``gone_s``."""
+    """One rollout API. Waits out a lost connection for ``gone_s``, and one that says it is busy for as long as it says
+    so: its queue is full, and the trainer may take minutes for the step that makes room."""
 
     def __init__(self, url: str, gone_s: float = GONE_S) -> None:
         self.url = url.rstrip("/")
@@ -103,7 +106,9 @@ class RolloutClient:
     async def _call(self, method: str, path: str, accept: tuple[int, ...] = (), **request: Any) -> httpx.Response:
         lost_since: float | None = None
         wait_s = FIRST_WAIT_S
+        said = False
         while True:
+            busy = False
             try:
                 response = await self._http.request(method, f"{self.url}{path}", **request)
             except httpx.TransportError as error:
@@ -114,10 +119,13 @@ class RolloutClient:
                 if response.status_code < 500 and response.status_code != 429:
                     raise EndpointError(f"{method} {path} answered {response.status_code}: {response.text[:300]}")
                 problem = f"status {response.status_code}: {response.text[:200]}"
-            if lost_since is None:
-                lost_since = time.monotonic()
+                busy = response.status_code in BUSY
+                wait_s = _retry_after_s(response, wait_s)
+            lost_since = None if busy else lost_since or time.monotonic()
+            if not said:
+                said = True
                 log.info("the rollout API does not take %s %s now (%s); trying again", method, path, problem)
-            if time.monotonic() - lost_since > self._gone_s:
+            if lost_since is not None and time.monotonic() - lost_since > self._gone_s:
                 raise EndpointError(
                     f"The rollout API did not take {method} {path} for {self._gone_s:.0f} s. Last: {problem}",
                     hint="See the API's log. A server started by hand must run at env.rollout_server_url.",
@@ -133,3 +141,9 @@ class RolloutClient:
                 f"{response.url} is not a rollout API: {response.text[:200]!r}",
                 hint="Check env.rollout_server_url.",
             ) from error
+
+
+def _retry_after_s(response: httpx.Response, otherwise: float) -> float:
+    """What the server asks for, within reason."""
+    asked = response.headers.get("retry-after", "")
+    return min(max(float(asked), FIRST_WAIT_S), LONGEST_RETRY_AFTER_S) if asked.isdecimal() else otherwise

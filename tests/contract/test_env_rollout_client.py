@@ -38,7 +38,8 @@ class Stub:
         self.encodings.append(dict(scope["headers"]).get(b"content-encoding"))
         status = self.script.pop(0) if self.script else 200
         length = b"100" if status == 0 else b"2"
-        await send({"type": "http.response.start", "status": status or 200, "headers": [(b"content-length", length)]})
+        headers = [(b"content-length", length), (b"retry-after", b"0")]
+        await send({"type": "http.response.start", "status": status or 200, "headers": headers})
         if status:
             await send({"type": "http.response.body", "body": b"{}"})
 
@@ -60,6 +61,15 @@ async def test_a_lost_answer_or_a_full_api_gets_the_same_bytes_again(stub: tuple
     assert len(set(app.bodies)) == 1
     assert app.encodings[0] == b"gzip"
     assert ScoredData.model_validate(json.loads(gzip.decompress(app.bodies[0]))) == GROUP
+
+
+async def test_an_api_whose_queue_is_full_is_waited_for_as_long_as_it_says_so(stub: tuple[Stub, str]) -> None:
+    app, url = stub
+    app.script = [503, 503, 429, 503]
+    api = RolloutClient(url, gone_s=0.0)
+    await api.send(GROUP)
+    await api.close()
+    assert len(app.bodies) == 5 and len(set(app.bodies)) == 1
 
 
 async def test_a_refused_group_is_dropped_with_the_reason(stub: tuple[Stub, str]) -> None:
