@@ -71,6 +71,8 @@ class CurrentConfig(Result):
     tip: str
     profile: str
     revision: int
+    run_limits: dict[str, float] = Field(default_factory=dict)
+    """The operator's ceilings for the estimate of one run: max_hours, max_disk_gib, max_gpu_memory_gib."""
 
 
 class EditConfig(Result):

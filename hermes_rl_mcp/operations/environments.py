@@ -161,6 +161,7 @@ async def get_current_config(context: Context) -> CurrentConfig:
         tip=_tip(now.resolution),
         profile=context.settings.profile.name,
         revision=now.session.revision,
+        run_limits=context.settings.limits.model_dump(exclude_none=True),
     )
 
 

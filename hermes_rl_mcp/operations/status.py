@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.estimates import Estimate
 from hermes_rl_mcp.contracts.results import CheckStatus, StatusMetrics
-from hermes_rl_mcp.contracts.runs import RunRecord
+from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
 from hermes_rl_mcp.files import make_private_dir, read_file, write_atomic
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.reading import RunReader
@@ -197,12 +197,11 @@ def _eta(lines: list[dict[str, JsonValue]], record: RunRecord, said: Estimate | 
     taken = [value for line in lines[-_PACE_STEPS:] if (value := _float(line.get("time/step_s"))) is not None]
     step = (_int(lines[-1].get("step")) or len(lines)) if lines else (record.resumed_step or 0)
     left = max(0, record.total_steps - step)
-    expected = said.seconds_per_step if said is not None else None
-    if len(taken) < _PACE_KNOWN and expected is not None:
-        starting = 0.0
-        if not taken and said is not None and said.startup_seconds is not None:
-            starting = max(0.0, said.startup_seconds - record.running_seconds) if record.running_since is None else 0.0
-        return round(starting + left * expected, 1)
+    if record.status is RunStatus.QUEUED:
+        return None  # nobody knows when its turn comes
+    if len(taken) < _PACE_KNOWN and said is not None and said.seconds_per_step is not None:
+        starting = (said.startup_seconds or 0.0) if record.running_since is None else 0.0
+        return round(starting + left * said.seconds_per_step, 1)
     return round(left * sorted(taken)[len(taken) // 2], 1) if taken else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hermes_rl_mcp.contracts.estimates import Actual, Estimate
 
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
+_UNKNOWN = "unknown"
 
 
 def expected(estimate: Estimate) -> list[str]:
@@ -26,49 +27,32 @@ def compared(estimate: Estimate | None, actual: Actual | None) -> list[str]:
     """Estimate beside what it took; rows without a measured figure are left out."""
     if actual is None:
         return []
-    disk = estimate and estimate.disk_bytes - estimate.fetch_bytes
+    said = _said(estimate)
     rows = [
-        ("memory", size(estimate and estimate.memory_bytes), actual.memory_bytes, size(actual.memory_bytes)),
-        (
-            "GPU memory",
-            size(estimate and estimate.gpu_memory_bytes),
-            actual.gpu_memory_bytes,
-            size(actual.gpu_memory_bytes),
-        ),
-        ("disk", size(disk), actual.disk_bytes, size(actual.disk_bytes)),
-        (
-            "start-up",
-            duration(estimate and estimate.startup_seconds),
-            actual.startup_seconds,
-            duration(actual.startup_seconds),
-        ),
-        (
-            "per step",
-            duration(estimate and estimate.seconds_per_step),
-            actual.seconds_per_step,
-            duration(actual.seconds_per_step),
-        ),
-        (
-            "time in all",
-            duration(estimate and estimate.total_seconds),
-            actual.total_seconds,
-            duration(actual.total_seconds),
-        ),
-        (
-            "sampled tokens",
-            count(estimate and estimate.sampled_tokens),
-            actual.sampled_tokens,
-            count(actual.sampled_tokens),
-        ),
+        ("memory", size(said.memory_bytes), size(actual.memory_bytes)),
+        ("GPU memory", size(said.gpu_memory_bytes), size(actual.gpu_memory_bytes)),
+        ("disk", size(said.disk_bytes), size(actual.disk_bytes)),
+        ("start-up", duration(said.startup_seconds), duration(actual.startup_seconds)),
+        ("per step", duration(said.seconds_per_step), duration(actual.seconds_per_step)),
+        ("time in all", duration(said.total_seconds), duration(actual.total_seconds)),
+        ("sampled tokens", count(said.sampled_tokens), count(actual.sampled_tokens)),
     ]
-    lines = [f"  {name} {said} / {took}" for name, said, known, took in rows if known is not None]
+    lines = [f"  {name} {before} / {after}" for name, before, after in rows if after != _UNKNOWN]
     return ["estimate / actual:", *lines] if lines else []
+
+
+def _said(estimate: Estimate | None) -> Actual:
+    """The estimate in the same figures; all unknown if there was none."""
+    if estimate is None:
+        return Actual()
+    values = estimate.model_dump(include=set(Actual.model_fields))
+    return Actual.model_validate({**values, "disk_bytes": estimate.disk_bytes - estimate.fetch_bytes})
 
 
 def size(bytes_: int | None) -> str:
     """``5.2 GiB``, ``310 MiB``."""
     if bytes_ is None:
-        return "unknown"
+        return _UNKNOWN
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if bytes_ >= unit:
             return f"{bytes_ / unit:.1f} {name}" if bytes_ < 10 * unit else f"{bytes_ / unit:.0f} {name}"
@@ -78,7 +62,7 @@ def size(bytes_: int | None) -> str:
 def duration(seconds: float | None) -> str:
     """``0.24 s``, ``36 s``, ``7 min``, ``2.5 h``."""
     if seconds is None:
-        return "unknown"
+        return _UNKNOWN
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = seconds / 60
@@ -90,5 +74,5 @@ def duration(seconds: float | None) -> str:
 def count(number: int | None) -> str:
     """``5,900``, ``1.2 million``."""
     if number is None:
-        return "unknown"
+        return _UNKNOWN
     return f"{number / 1e6:.1f} million" if number >= 1_000_000 else f"{number:,}"

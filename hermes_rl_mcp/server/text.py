@@ -49,6 +49,8 @@ def config(result: CurrentConfig) -> str:
     lines += [_field(field) for field in result.configurable_fields]
     lines.append("Locked by the operator:")
     lines += [f"- {field.name} = {_short(field.locked_value)}" for field in result.locked_fields]
+    if result.run_limits:
+        lines.append(f"A run that is estimated to take more is refused: {_pairs(dict(result.run_limits))}")
     return "\n".join([*lines, result.tip])
 
 

@@ -16,7 +16,7 @@ ARGUMENTS = {
     "rl_select_environment": ({"name"}, set()),
     "rl_get_current_config": (set(), set()),
     "rl_edit_config": ({"field", "value"}, {"revision"}),
-    "rl_start_training": (set(), {"idempotency_key"}),
+    "rl_start_training": (set(), {"idempotency_key", "resume_from", "dry_run"}),
     "rl_check_status": ({"run_id"}, {"wait_seconds"}),
     "rl_stop_training": ({"run_id"}, set()),
     "rl_get_results": ({"run_id"}, {"max_points"}),

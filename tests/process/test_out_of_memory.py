@@ -64,10 +64,11 @@ def _sample(run: Run) -> None:
 @pytest.mark.parametrize(
     ("work", "phase", "says"),
     [
-        (_train, "training step 1", "micro_batch_tokens 16384 -> 8192"),
-        (_sample, "sampling for step 1", "sampler_max_rows 512 -> 256"),
+        pytest.param(_train, "training step 1", "micro_batch_tokens 16384 -> 8192", id="training"),
+        pytest.param(
+            _sample, "sampling for step 1", "sampler_max_rows 512 -> 256", id="sampling", marks=pytest.mark.slow
+        ),
     ],
-    ids=["training", "sampling"],
 )
 def test_fi_27_a_run_that_outgrows_its_memory_says_in_which_phase_and_what_takes_less(
     tmp_path: Path, environ: dict[str, str], work: Callable[[Run], None], phase: str, says: str
