@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.records import CheckpointMarker
 from hermes_rl_mcp.errors import ResumeError
-from hermes_rl_mcp.files import NotAFileError, opened, private, read_file
+from hermes_rl_mcp.files import NotAFileError, make_private_dir, opened, private, read_file
 
 MARKER = "complete.json"
 ADAPTER = "adapter"
@@ -140,7 +140,7 @@ def inspect(folder: Path, copy_to: Path | None = None) -> Checkpoint:
             raise _refused(folder, f"its marker names {name}, which is outside of it")
     _check_names(folder, marker)
     if copy_to is not None:
-        copy_to.mkdir(mode=0o700, parents=True)
+        make_private_dir(copy_to)
     for name, expected in marker.files.items():
         if _digest(folder, name, copy_to) != expected:
             raise _refused(folder, f"{name} is not the file that was written: its hash differs")
@@ -220,7 +220,7 @@ def _digest(folder: Path, name: str, copy_to: Path | None) -> str:
 
 
 def _new(path: Path) -> BinaryIO:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_dir(path.parent)
     return open(path, "xb", opener=private)
 
 

@@ -21,7 +21,7 @@ from hermes_rl_mcp.checkpoints import Checkpoint, inspect, newest
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest
 from hermes_rl_mcp.errors import PreflightError, ResumeError
-from hermes_rl_mcp.files import opened, private, read_file, write_atomic
+from hermes_rl_mcp.files import make_private_dir, opened, private, read_file, write_atomic
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.runs import locks
 from hermes_rl_mcp.runs.process import is_alive, marked
@@ -252,7 +252,7 @@ def _copy_positions(source: Source, request: RunRequest, draft: RunPaths, *, new
         if not wanted:
             continue
         target = draft.checkpoints / _ENV_POSITIONS / labels.get(folder.name, folder.name)
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_dir(target)
         write_atomic(target / f"step-{source.step}.json", read_file(steps[max(wanted)]).decode())
 
 
