@@ -234,6 +234,7 @@ class VirtualTime(Journal):
         pytest.param([step / 500 for step in range(2000)], id="under load"),
         pytest.param([1.0, 7.0], id="idle before and after"),
         pytest.param([1.0, 1.0001, 1.0301, 1.1, 1.2005, 1.2999], id="just missed"),
+        pytest.param([1.0, 1.02], id="while a sync goes on, then nothing more"),
     ],
 )
 def test_a_sync_begins_within_100_ms_of_every_append(tmp_path: Path, appends: list[float], sync_s: float) -> None:
@@ -259,7 +260,10 @@ def test_events_reach_the_disk_soon_after_they_were_answered(tmp_path: Path, mon
     opened.close()
 
 
-def test_events_reach_the_disk_while_the_journal_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_events_reach_the_disk_while_the_journal_is_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     synced: list[int] = []
     fdatasync, fsync, go = os.fdatasync, os.fsync, threading.Event()
 
@@ -279,15 +283,15 @@ def test_events_reach_the_disk_while_the_journal_is_rewritten(tmp_path: Path, mo
     monkeypatch.setattr(os, "fsync", slow)
     monkeypatch.setattr(os, "fdatasync", noted)
     opened.rewrite(EVERY_KIND[:1])
-    for event in EVERY_KIND[1:4]:
-        count = len(synced)
+    for event in EVERY_KIND[1 : 1 + count]:
+        before = len(synced)
         opened.append(event)
-        wait_until(lambda count=count: synced[count:] == [old])  # type: ignore[misc]
+        wait_until(lambda before=before: synced[before:] == [old])  # type: ignore[misc]
     go.set()
     wait_until(lambda: path.stat().st_ino != old and opened._since_snapshot is None)
     assert synced[-1] != old, "what came meanwhile is on disk in the new file before it takes the place of the old one"
     opened.close()
-    assert read(path) == EVERY_KIND[:4]
+    assert read(path) == EVERY_KIND[: 1 + count]
 
 
 def test_a_rewrite_that_fails_keeps_the_journal_and_leaves_nothing_open(
