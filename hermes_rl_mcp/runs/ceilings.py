@@ -13,9 +13,12 @@ from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.contracts.settings import OperatorLimits
 from hermes_rl_mcp.errors import CeilingError, PreflightError
 from hermes_rl_mcp.runs.device import Memory
+from hermes_rl_mcp.runs.footprint import number
 
 GIB = 2**30
 _SMALLEST_MICRO_BATCH = 64
+_TRIES = 20
+"""A first guess of the steps that fit is off by rounding, and by the checkpoints among them."""
 
 Again = Callable[[RunRequest], Estimate]
 """The estimate for changed settings."""
@@ -27,11 +30,11 @@ def check_limits(limits: OperatorLimits, request: RunRequest, estimate: Estimate
     if limits.max_hours is not None and seconds is not None and seconds > limits.max_hours * 3600:
         raise _beyond(
             "hours",
-            f"{seconds / 3600:.2g} hours",
+            f"{seconds / 3600:.3g} hours",
             seconds / 3600,
             limits.max_hours,
             "hours",
-            _fewer_steps(request, estimate, limits.max_hours * 3600),
+            _fewer_steps(request, estimate, again, limits.max_hours * 3600),
         )
     if limits.max_disk_gib is not None and estimate.disk_bytes > limits.max_disk_gib * GIB:
         fits = _less_disk(request, again, limits.max_disk_gib * GIB)
@@ -89,16 +92,19 @@ def _beyond(name: str, needed: str, value: float, ceiling: float, unit: str, fit
     )
 
 
-def _fewer_steps(request: RunRequest, estimate: Estimate, allowed_s: float) -> str:
+def _fewer_steps(request: RunRequest, estimate: Estimate, again: Again, allowed_s: float) -> str:
+    done, total = request.resume_step or 0, number(request.env, "total_steps", 1)
     step_s = estimate.seconds_per_step or 0.0
-    done = request.resume_step or 0
-    total = request.env.get("total_steps")
-    left = total - done if isinstance(total, int) else 0
-    fixed = max(0.0, (estimate.total_seconds or 0.0) - left * step_s)
-    steps = math.floor((allowed_s - fixed) / step_s) if step_s > 0 else 0
-    if steps < 1:
-        return "Not even one step fits: lower batch_size or max_token_length, or take a smaller model."
-    return f"Set total_steps to {done + steps} or less, or lower batch_size or max_token_length."
+    fixed_s = max(0.0, (estimate.total_seconds or 0.0) - (total - done) * step_s)
+    steps = math.floor((allowed_s - fixed_s) / step_s) if step_s > 0 else 0
+    for _ in range(_TRIES):
+        if steps < 1:
+            break
+        changed = request.model_copy(update={"env": {**request.env, "total_steps": done + steps}})
+        if (again(changed).total_seconds or 0.0) <= allowed_s:
+            return f"Set total_steps to {done + steps} or less, or lower batch_size or max_token_length."
+        steps = min(steps - 1, math.floor(0.99 * steps))
+    return "Not even one step fits: lower batch_size or max_token_length, or take a smaller model."
 
 
 def _less_disk(request: RunRequest, again: Again, allowed: float) -> str:
