@@ -136,6 +136,7 @@ def test_steps_without_anything_to_learn_from_do_not_accuse_the_optimizer() -> N
     idle = {"train__adapter_max_abs": 0.0, "train__learning_rate": None, "train__loss": None, "train__grad_norm": None}
     lines = steps(3, **idle, advantages__std=None, policy__version=0, groups__zero_variance_fraction=1.0)
     assert names(diagnose(seen(lines))) == ["zero_variance"]
+    assert diagnose(seen(steps(3, train__adapter_max_abs=0.0, advantages__std=0.0))) == []
 
 
 @pytest.mark.parametrize("status", [RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED])
