@@ -64,7 +64,7 @@ class Operator:
 def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operator:
     """Raises InvalidValueError for a flag or variable that makes no sense."""
     home = Home.from_environ(environ)
-    merged = {**_env_file(home.env_file), **environ}
+    merged = effective_environ(home, environ)
     session = flags.session or merged.get("HERMES_RL_SESSION") or "session"
     if not _SESSION_NAME.match(session):
         raise InvalidValueError(
@@ -99,6 +99,15 @@ def _limits(environ: Mapping[str, str], flags: Flags) -> OperatorLimits:
             )
         values[name] = value
     return OperatorLimits(**values)
+
+
+def effective_environ(home: Home, environ: Mapping[str, str]) -> dict[str, str]:
+    """What counts: the home's ``.env``, over it the variables that the process has, and ``HERMES_RL_PATH`` before PATH,
+    because clients start a server with a PATH of their own."""
+    merged = {**_env_file(home.env_file), **environ}
+    if further := merged.get("HERMES_RL_PATH"):
+        merged["PATH"] = os.pathsep.join([further, *([merged["PATH"]] if merged.get("PATH") else [])])
+    return merged
 
 
 def _env_file(path: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ against the tool's output schema even then, so every published schema also admit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.results import NOTICE
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, PreflightError
+from hermes_rl_mcp.redact import redact, redact_text
 from hermes_rl_mcp.untrusted import MAX_ANSWER_CHARS, quoted_values, shown, shown_values
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -40,6 +41,16 @@ def success(render: Callable[[Answer], str], result: Answer) -> t.CallToolResult
     content = shown_values(result.model_dump(mode="json"))
     text = shown(render(type(result).model_validate(quoted_values(content))), MAX_ANSWER_CHARS)
     return t.CallToolResult(content=[t.TextContent(type="text", text=text)], structured_content=content)
+
+
+def masked(answer: t.CallToolResult, secrets: Sequence[str]) -> t.CallToolResult:
+    """The same without ``secrets``, wherever in it a program, a log or a file may have put one."""
+    content = [
+        t.TextContent(type="text", text=redact_text(block.text, secrets)) if isinstance(block, t.TextContent) else block
+        for block in answer.content
+    ]
+    structured = redact(answer.structured_content, secrets)
+    return answer.model_copy(update={"content": content, "structured_content": structured})
 
 
 def failure(error: HermesRLError) -> t.CallToolResult:

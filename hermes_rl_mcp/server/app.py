@@ -22,9 +22,9 @@ from hermes_rl_mcp import __version__
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.training import relaunch_queued
-from hermes_rl_mcp.redact import redact_text
+from hermes_rl_mcp.redact import redact_text, secret_values
 from hermes_rl_mcp.server import resources, tools
-from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, plain_failure
+from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, masked, plain_failure
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,11 @@ class HermesServer(MCPServer[Any]):
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> t.CallToolResult | t.InputRequiredResult:
         try:
-            return await super().call_tool(name, arguments, context)
+            answer = await super().call_tool(name, arguments, context)
         except ToolError as error:
-            return _answer(name, error)
+            answer = _answer(name, error)
+        secrets = secret_values(self._operations.context.operator.environ)
+        return masked(answer, secrets) if isinstance(answer, t.CallToolResult) else answer
 
     async def list_resources(self) -> list[t.Resource]:
         return [*await super().list_resources(), *await resources.current(self._operations)]

@@ -56,7 +56,8 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
         """The run's record: state, processes, ports, times."""
         with _as_resource_errors():
             record = (await RunReader.open(context, run_id)).record
-            return json.dumps(shown_values(record.model_dump(mode="json")), indent=1, ensure_ascii=False)
+            masked = redact(record.model_dump(mode="json"), known_secrets(context, run_id))
+            return json.dumps(shown_values(masked), indent=1, ensure_ascii=False)
 
     @server.resource("rl://runs/{run_id}/metrics", title="Metrics of a run", mime_type=_JSON)
     async def run_metrics(run_id: str) -> str:
