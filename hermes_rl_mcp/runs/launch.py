@@ -21,7 +21,7 @@ import anyio
 from anyio import to_thread
 from pydantic import ValidationError
 
-from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus, StopRequest
+from hermes_rl_mcp.contracts.runs import UNKNOWN, RunRecord, RunRequest, RunStatus, StopRequest
 from hermes_rl_mcp.errors import PreflightError, UnreadableRunError
 from hermes_rl_mcp.files import create_once, make_private_dir, now, private, read_file, read_tail, write_atomic
 from hermes_rl_mcp.paths import Home, RunPaths
@@ -32,7 +32,7 @@ from hermes_rl_mcp.runs.process import signal_process
 from hermes_rl_mcp.runs.reconcile import fail, waits_for_relaunch
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.specs import supervisor_environ
-from hermes_rl_mcp.runs.state import RunState, read_record
+from hermes_rl_mcp.runs.state import RecordReadError, RunState, read_record
 from hermes_rl_mcp.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
@@ -254,7 +254,13 @@ async def _taken_over(
     known_supervisor = known.supervisor if known else None
     while True:
         ended = not supervisor.is_alive()  # looked at before the record, so that a last write is seen
-        record = read_record(paths)
+        try:
+            record = read_record(paths)
+        except RecordReadError as error:
+            if time.monotonic() >= deadline:
+                raise UnreadableRunError(paths.run_id, str(error), str(paths.dir), UNKNOWN) from error
+            await anyio.sleep(_POLL_S)
+            continue
         if (record.supervisor != known_supervisor and _placed(record)) or time.monotonic() >= deadline:
             return record
         if ended:

@@ -6,6 +6,9 @@ signals only processes whose identity it can verify. Nothing is ever guessed to 
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import yaml
 from pydantic import ValidationError
 
@@ -19,6 +22,8 @@ from hermes_rl_mcp.runs import locks, outcome, reserve
 from hermes_rl_mcp.runs.process import boot_id, end_all, is_alive, marked
 from hermes_rl_mcp.runs.specs import marker
 from hermes_rl_mcp.runs.state import RunState, read_record
+
+_log = logging.getLogger(__name__)
 
 TERM_S = 3.0
 """The children got the news by their lifeline when the supervisor died, so most of this has passed already."""
@@ -42,9 +47,7 @@ def reconcile(paths: RunPaths, record: RunRecord) -> RunRecord:
         return record
     try:
         state = RunState.load(paths)
-        if not state.record.status.terminal:
-            _close(paths, state)
-        return state.record
+        return state.record if state.record.status.terminal else _close(paths, state)
     finally:
         lock.release()
 
@@ -68,15 +71,16 @@ def _is_dying(record: RunRecord) -> bool:
     return supervisor is not None and supervisor.boot_id == boot_id() and not is_alive(supervisor)
 
 
-def _close(paths: RunPaths, state: RunState) -> None:
+def _close(paths: RunPaths, state: RunState) -> RunRecord:
+    """The closed record. If it cannot be written, this reader shows it all the same, and the next one tries again."""
     record = state.record
     stop = _stop_reason(paths)
     if record.status is RunStatus.QUEUED and stop is not None:
         state.move(RunStatus.STOPPING, f"stop asked for: {stop}", stop_reason=stop)
         state.move(RunStatus.STOPPED, "it had not started")
-        return
+        return state.record
     if waits_for_relaunch(record):
-        return
+        return record
     if record.supervisor is not None and record.supervisor.boot_id != boot_id():
         leftovers: list[Identity] = []
         reason = "the machine was restarted while the run was going"
@@ -84,15 +88,19 @@ def _close(paths: RunPaths, state: RunState) -> None:
         leftovers = _end_leftovers(paths, record)
         reason = "the run's supervisor is gone without a record of how the run ended"
     vitals = _vitals(paths)
-    state.move(
-        RunStatus.INTERRUPTED,
-        reason,
-        error=f"Interrupted: {reason}.{_what_is_known(paths)}",
-        hint=f"rl_start_training(resume_from='{record.run_id}') goes on from its last complete checkpoint.",
-        leftover_pids=[one.pid for one in leftovers],
-        running_seconds=max(record.running_seconds, vitals.running_seconds if vitals else 0.0),
-        peak_memory_bytes=vitals.peak_memory_bytes if vitals else None,
-    )
+    changes: dict[str, Any] = {
+        "error": f"Interrupted: {reason}.{_what_is_known(paths)}",
+        "hint": f"rl_start_training(resume_from='{record.run_id}') goes on from its last complete checkpoint.",
+        "leftover_pids": [one.pid for one in leftovers],
+        "running_seconds": max(record.running_seconds, vitals.running_seconds if vitals else 0.0),
+        "peak_memory_bytes": vitals.peak_memory_bytes if vitals else None,
+    }
+    try:
+        state.move(RunStatus.INTERRUPTED, reason, **changes)
+    except OSError as error:
+        _log.warning("run %s has lost its supervisor and cannot be closed now: %s", record.run_id, error)
+        return record.model_copy(update={"status": RunStatus.INTERRUPTED, "detail": "", **changes})
+    return state.record
 
 
 def _what_is_known(paths: RunPaths) -> str:

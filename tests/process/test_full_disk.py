@@ -14,6 +14,7 @@ from small_disk import SmallDisk
 from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
 from hermes_rl_mcp.runs import launch
 from hermes_rl_mcp.runs.process import is_alive
+from hermes_rl_mcp.runs.state import read_record
 
 pytestmark = pytest.mark.anyio
 
@@ -89,31 +90,44 @@ async def test_fi_21_a_stop_on_a_full_disk_is_a_stop_and_all_of_it_is_on_record(
     assert not rig.marked(run_id) and rig.store.checkpoints(run_id)
 
 
+@pytest.mark.parametrize("reserve", [True, False])
 async def test_fi_21_a_run_whose_supervisor_was_killed_on_a_full_disk_is_closed_once_and_says_so(
-    rig: Rig, disk: SmallDisk
+    rig: Rig, disk: SmallDisk, reserve: bool
 ) -> None:
     run_id = await begun(rig, SAVING, vitals_s=600)
     record = rig.store.get(run_id)
+    if not reserve:
+        rig.paths(run_id).reserve.unlink()
     disk.fill()
     assert record.supervisor is not None
     os.kill(record.supervisor.pid, signal.SIGKILL)
     record = await rig.end(run_id)
     assert record.status is RunStatus.INTERRUPTED and "The disk is full" in (record.error or "")
-    assert rig.store.get(run_id) == record
-    assert sum(event.status is RunStatus.INTERRUPTED for event in rig.events(run_id)) <= 1
+    assert rig.store.get(run_id).status is RunStatus.INTERRUPTED
+    written = read_record(rig.paths(run_id)).status
+    assert written is (RunStatus.INTERRUPTED if reserve else RunStatus.RUNNING), "shown although it cannot be written"
+    disk.free()
+    assert rig.store.get(run_id).status is read_record(rig.paths(run_id)).status is RunStatus.INTERRUPTED
+    assert sum(event.status is RunStatus.INTERRUPTED for event in rig.events(run_id)) == 1
 
 
 async def test_fi_21_without_its_reserve_the_record_is_closed_as_soon_as_there_is_room(
     rig: Rig, disk: SmallDisk
 ) -> None:
+    elsewhere = rig.folder / "logs"  # so that the supervisor can still say what it does
+    elsewhere.mkdir()
+    rig.home.root.mkdir(parents=True)
+    (rig.home.root / "logs").symlink_to(elsewhere)
     run_id = await begun(rig, SAVING, vitals_s=600)
     rig.paths(run_id).reserve.unlink()
     disk.fill()
     record = rig.store.get(run_id)
     assert record.supervisor is not None
     os.kill(record.supervisor.pid, signal.SIGTERM)
-    await until(lambda: len(rig.marked(run_id)) == 0, 30)
-    assert rig.store.get(run_id).status is RunStatus.RUNNING and is_alive(record.supervisor)
+    log = rig.home.log("supervisor", run_id)
+    await until(lambda: "its end cannot be written: [Errno 28]" in log.read_text(), 40)
+    assert not rig.marked(run_id), "it ends its processes first"
+    assert rig.store.get(run_id).status is RunStatus.RUNNING
     disk.free()
     assert (await rig.end(run_id)).status is RunStatus.STOPPED
     assert [event.status for event in rig.events(run_id)][-2:] == [RunStatus.STOPPING, RunStatus.STOPPED]
