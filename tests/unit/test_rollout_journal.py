@@ -207,6 +207,7 @@ class VirtualTime(Journal):
     def _until_written(self) -> None:
         if not self._unsynced.is_set():
             if not self.due:
+                self.now += 60
                 self._closing.set()
                 return
             self._pass(max(0.0, self.due[0] - self.now))
@@ -244,7 +245,7 @@ def test_a_sync_begins_within_100_ms_of_every_append(tmp_path: Path, appends: li
     for number, written in enumerate(journal.written, 1):
         began = min(began for began, covered in journal.syncs if covered >= number)
         assert began - written <= 0.1 + 1e-9, (written, began)
-    assert len(journal.syncs) <= 3 + 10 * appends[-1], "no more often than that"
+    assert len(journal.syncs) <= 4 + 10 * appends[-1], "no more often than that"
     journal.close()
 
 
