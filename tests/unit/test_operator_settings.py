@@ -108,3 +108,18 @@ def test_the_endpoint_names_the_variable_of_its_key_and_not_the_key(home: Path) 
     other = load_settings({**variables, "HERMES_HOME": str(home)}).settings.inference
     assert other is not None
     assert other.api_key_variable == "OPENAI_API_KEY"
+
+
+def test_ceilings_come_from_flags_and_variables_and_anything_but_a_positive_number_is_refused() -> None:
+    def limits(environ: dict[str, str], **flags: str) -> dict[str, float]:
+        found = load_settings({"HERMES_HOME": "/none", **environ}, Flags(**flags)).settings.limits
+        return found.model_dump(exclude_none=True)
+
+    assert limits({}) == {}
+    environ = {"HERMES_RL_MAX_HOURS": "2.5", "HERMES_RL_MAX_DISK_GIB": "10"}
+    assert limits(environ, max_hours="1", max_gpu_memory_gib="8") == {
+        **{"max_hours": 1.0, "max_disk_gib": 10.0, "max_gpu_memory_gib": 8.0},
+    }
+    for text in ("0", "-1", "nan", "inf", "many"):
+        with pytest.raises(InvalidValueError, match="HERMES_RL_MAX_HOURS"):
+            limits({"HERMES_RL_MAX_HOURS": text})

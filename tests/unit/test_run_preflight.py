@@ -47,6 +47,14 @@ def test_a_sound_request_passes(tmp_path: Path) -> None:
     preflight(Home(tmp_path / "home"), request(tmp_path), {})
 
 
+def test_a_dry_check_makes_no_folder(tmp_path: Path) -> None:
+    preflight(Home(tmp_path / "home"), request(tmp_path), {}, dry=True)
+    assert not (tmp_path / "home").exists()
+    (tmp_path / "home").touch()
+    with pytest.raises(PreflightError, match="home is not writable"):
+        preflight(Home(tmp_path / "home"), request(tmp_path), {}, dry=True)
+
+
 def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"gone\.py"):
         preflight(Home(tmp_path / "home"), request(tmp_path, env_file="/gone.py"), {})
