@@ -256,9 +256,9 @@ async def _taken_over(
         ended = not supervisor.is_alive()  # looked at before the record, so that a last write is seen
         try:
             record = read_record(paths)
-        except RecordReadError as error:
+        except RecordReadError as unread:
             if time.monotonic() >= deadline:
-                raise UnreadableRunError(paths.run_id, str(error), str(paths.dir), UNKNOWN) from error
+                raise UnreadableRunError(paths.run_id, str(unread), str(paths.dir), UNKNOWN) from unread
             await anyio.sleep(_POLL_S)
             continue
         if (record.supervisor != known_supervisor and _placed(record)) or time.monotonic() >= deadline:
