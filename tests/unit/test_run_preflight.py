@@ -16,9 +16,9 @@ from hermes_rl_mcp.files import create_once, trim_log
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.device import chosen_device, cpu_count, detect_device, free_disk_bytes
-from hermes_rl_mcp.runs.oom import OomKills
 from hermes_rl_mcp.runs.footprint import checkpoint_bytes
 from hermes_rl_mcp.runs.modelfiles import locate
+from hermes_rl_mcp.runs.oom import OomKills
 from hermes_rl_mcp.runs.preflight import preflight
 from hermes_rl_mcp.runs.runconfig import make_config
 from hermes_rl_mcp.runs.specs import Handover, child_spec, supervisor_environ
@@ -223,8 +223,8 @@ def test_run_records_start_without_processes(tmp_path: Path) -> None:
 
 
 def test_only_the_checkpoints_that_are_kept_need_room(tmp_path: Path) -> None:
-    trainer = TrainerConfig(lora_rank=1, save_checkpoint_interval=1, keep_checkpoints=2)
-    env = {"total_steps": 1_000_000_000, "group_size": 2, "batch_size": 4, "max_token_length": 8}
+    trainer = TrainerConfig(lora_rank=512, save_checkpoint_interval=1, keep_checkpoints=2)
+    env = {"total_steps": 100_000, "group_size": 2, "batch_size": 4, "max_token_length": 8}
     preflight(Home(tmp_path / "home"), request(tmp_path, base_model="builtin:tiny", trainer=trainer, env=env), {})
 
 
