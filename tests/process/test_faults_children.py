@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_rig import HOLD, Rig
+from process_rig import HOLD, Rig, until
 
 from hermes_rl_mcp.contracts.runs import RunStatus
 from hermes_rl_mcp.operations import training
@@ -98,7 +98,10 @@ async def test_fi_06_the_kernels_out_of_memory_killer_is_named_as_evidence(rig: 
     assert "1 out-of-memory kill meanwhile, 1 in the run's own control group" in (record.hint or "")
 
 
-async def test_fi_08_the_first_to_die_is_named_not_the_cascade_and_the_last_checkpoint_is_reported(rig: Rig) -> None:
+@pytest.mark.parametrize("asleep", [False, True], ids=["one after the other", "all dead when it looks"])
+async def test_fi_08_the_first_to_die_is_named_not_the_cascade_and_the_last_checkpoint_is_reported(
+    rig: Rig, asleep: bool
+) -> None:
     knobs = {
         "api": {"die_on_go": 7, "say": "the disk of the rollout API is broken\n"},
         "trainer": {"hang_at": 2, "checkpoint_every": 1, "die_with_api": 11, "say": "connection refused\n"},
@@ -106,16 +109,23 @@ async def test_fi_08_the_first_to_die_is_named_not_the_cascade_and_the_last_chec
     }
     request = rig.request(env={"total_steps": 4, "group_size": 2, "batch_size": 4, "max_token_length": 16})
     run_id = await rig.start(knobs, request)
-    await rig.running(run_id)
+    record = await rig.running(run_id)
     await rig.wait(run_id, lambda _: (rig.paths(run_id).checkpoints / "step_2" / "complete.json").exists())
+    assert record.supervisor is not None
+    if asleep:
+        os.kill(record.supervisor.pid, signal.SIGSTOP)
     rig.go(run_id)
+    if asleep:
+        await until(lambda: not rig.marked(run_id), 30)
+        os.kill(record.supervisor.pid, signal.SIGCONT)
     record = await rig.end(run_id)
     assert record.status is RunStatus.FAILED
     assert record.error == (
         "The rollout API exited with code 7. Its last log line: the disk of the rollout API is broken"
     )
     assert not rig.marked(run_id) and record.leftover_pids == []
-    assert all(process.exit_code is not None for process in record.processes.values())
+    codes = {name: process.exit_code for name, process in record.processes.items()}
+    assert None not in codes.values() and (not asleep or codes == {"api": 7, "trainer": 11, "env": 12})
     results = await training.get_results(Context(load_settings(rig.environ)), run_id)
     assert results.error == record.error
     assert results.checkpoints[-1] == str(rig.paths(run_id).checkpoints / "step_2")
