@@ -26,7 +26,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from hermes_rl_mcp.checkpoints import last_complete
 from hermes_rl_mcp.contracts.config import Ports, RunConfig
 from hermes_rl_mcp.contracts.runs import START_ORDER, ProcessName, RunRequest, RunStatus, StopRequest
-from hermes_rl_mcp.files import create_once, now, write_atomic
+from hermes_rl_mcp.files import create_once, now, read_file, write_atomic
 from hermes_rl_mcp.paths import Home, claims_dir
 from hermes_rl_mcp.redact import redact_text, secret_values
 from hermes_rl_mcp.runs import ending, family, oom, outcome, reserve
@@ -312,7 +312,7 @@ class Supervisor:
 
     def _stop_asked(self) -> Verdict | None:
         try:
-            text = self._paths.stop_request.read_bytes()
+            text = read_file(self._paths.stop_request)
         except OSError as error:
             if not isinstance(error, FileNotFoundError) and not self._said_unreadable:
                 self._said_unreadable = True  # the next read may succeed, and nothing is concluded from this one

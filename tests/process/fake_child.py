@@ -16,6 +16,7 @@ Knobs per role (all optional):
   term_exit CODE          exit code on SIGTERM (default: trainer 143, others 0)
   grandchild "group"|"session"|"hidden"   start a sleeping process in our group, in a session of its own, or as a daemon
                           without parent and without anything of our environment; its pid is in ``RUN/hidden_pid``
+  phase TEXT              trainer: what /health says once it is ready; {prefix} as below
   say TEXT                print before anything else; {prefix} stands for the run's path prefix
   spew_bytes N            print that much without a newline
   spew_mb_per_s N         print that much for ever, with progress bars and without a newline
@@ -80,13 +81,16 @@ class Child:
             return {"status": "ok", "nonce": nonce, "environments": self.environments, **flags, **counts}
         return {
             "status": "ok" if self.ready else "starting",
-            "phase": "sampling" if self.ready else "loading the fake model",
+            "phase": self.said(self.knobs.get("phase", "sampling")) if self.ready else "loading the fake model",
             "nonce": nonce,
             "trainer_initialized": self.ready,
             "model": "fake",
             "policy_version": 0,
             "step": 0,
         }
+
+    def said(self, text: str) -> str:
+        return text.replace("{prefix}", str(self.config["run"]["path_prefix"]))
 
     def answer(self, path: str) -> dict[str, Any] | None:
         prefix = f"/{self.config['run']['path_prefix']}"
@@ -138,7 +142,7 @@ class Child:
     def run(self) -> int:
         knobs = self.knobs
         if "say" in knobs:
-            sys.stdout.write(knobs["say"].replace("{prefix}", self.config["run"]["path_prefix"]))
+            sys.stdout.write(self.said(knobs["say"]))
             sys.stdout.flush()
         if "spew_bytes" in knobs:
             sys.stdout.buffer.write(b"\xff" * knobs["spew_bytes"])

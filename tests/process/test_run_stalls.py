@@ -9,6 +9,7 @@ import time
 import anyio
 import psutil
 import pytest
+import yaml
 from process_rig import HOLD, Rig, until
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
@@ -52,6 +53,23 @@ async def test_fi_24_a_run_that_hangs_is_stalled_with_who_waits_for_what_and_goe
         "stalled",
         "no longer stalled: something moves again",
     ]
+
+
+async def test_fi_24_a_batch_that_the_trainer_does_not_take_is_the_trainers_fault_and_no_secret_is_shown(
+    rig: Rig,
+) -> None:
+    trainer = {"hold_at": 1, "phase": "asking http://h:1/{prefix}/batch", "say": "told to wait\n"}
+    run_id = await rig.start({"api": {"queue_size": 3}, "trainer": trainer}, vitals_s=0.1, stall_s=1)
+    record = await rig.wait(run_id, lambda record: record.stalled)
+    reason = record.stalled_reason or ""
+    assert "a batch is ready (3 groups queued), but the trainer does not take it" in reason, reason
+    assert "(asking http://h:1/***/batch)" in reason and "Last log line of the trainer: told to wait" in reason
+    prefix = yaml.safe_load(rig.paths(run_id).config.read_text())["run"]["path_prefix"]
+    for path in (rig.paths(run_id).vitals, rig.paths(run_id).record, rig.paths(run_id).events):
+        assert prefix not in path.read_text(), path
+    assert vitals(rig, run_id).processes["trainer"].doing == "asking http://h:1/***/batch"
+    await launch.stop(rig.home, run_id, "test")
+    assert not (await rig.end(run_id)).stalled
 
 
 async def test_fi_32_a_stopped_trainer_is_stalled_not_dead_and_runs_on_when_it_is_continued(rig: Rig) -> None:
