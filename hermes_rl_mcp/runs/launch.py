@@ -121,9 +121,13 @@ async def _readable_again(store: RunStore, run_id: str) -> RunRecord:
 async def relaunch_queued(home: Home, environ: Mapping[str, str], *, wait_s: float = 10.0) -> list[str]:
     """Gives queued runs that a reboot left without supervisor a new one. Returns their ids, oldest first."""
     relaunched = []
-    for record in reversed(RunStore(home).active()):
-        paths = home.run(record.run_id)
-        if not waits_for_relaunch(record) or (lock := locks.take(paths.supervisor_lock)) is None:
+    for listed in reversed(RunStore(home).active()):
+        paths = home.run(listed.run_id)
+        if not waits_for_relaunch(listed) or (lock := locks.take(paths.supervisor_lock)) is None:
+            continue
+        record = read_record(paths)
+        if not waits_for_relaunch(record):  # another server was quicker, and that supervisor is gone already
+            lock.release()
             continue
         try:
             await _taken_over(home, paths, _spawn(home, paths, lock, environ), wait_s, known=record)

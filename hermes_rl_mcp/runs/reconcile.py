@@ -60,7 +60,7 @@ def fail(paths: RunPaths, reason: str, error: str, hint: str) -> RunRecord:
     try:
         state = RunState.load(paths)
         if not state.record.status.terminal:
-            state.move(RunStatus.FAILED, reason, error=error, hint=hint)
+            state.move(state.announced or RunStatus.FAILED, reason, error=error, hint=hint)
         return state.record
     finally:
         lock.release()
@@ -74,6 +74,13 @@ def _is_dying(record: RunRecord) -> bool:
 def _close(paths: RunPaths, state: RunState) -> RunRecord:
     """The closed record. If it cannot be written, this reader shows it all the same, and the next one tries again."""
     record = state.record
+    if state.announced not in (
+        None,
+        RunStatus.INTERRUPTED,
+    ):  # its supervisor had judged it, and died before it could write that down
+        leftovers = _end_leftovers(paths, record)
+        state.move(state.announced, "", leftover_pids=[one.pid for one in leftovers])
+        return state.record
     stop = _stop_reason(paths)
     if record.status is RunStatus.QUEUED and stop is not None:
         state.move(RunStatus.STOPPING, f"stop asked for: {stop}", stop_reason=stop)

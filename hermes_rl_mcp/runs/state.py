@@ -32,11 +32,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import SCHEMA_VERSION, Event, ProcessName, RunRecord, RunStatus
-from hermes_rl_mcp.files import NotAFileError, append_line, now, read_file, write_atomic
+from hermes_rl_mcp.files import NotAFileError, append_line, now, read_file, read_tail, write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs import reserve
 
 _log = logging.getLogger(__name__)
+
+_EVENT_BYTES = 16_384
+"""No event is longer."""
 
 S = RunStatus
 _ENDS = {S.FAILED, S.INTERRUPTED}
@@ -111,6 +114,7 @@ class RunState:
         self._ending = self._abandoned = False
         self._unwritten: list[str] = []
         """Events that found no room."""
+        self._announced: RunStatus | None = None
 
     @classmethod
     def create(cls, paths: RunPaths, record: RunRecord, reason: str) -> RunState:
@@ -123,11 +127,20 @@ class RunState:
     @classmethod
     def load(cls, paths: RunPaths) -> RunState:
         """Takes over a run's record. Raises UnreadableRecordError."""
-        return cls(paths, read_record(paths), _count_lines(paths) + 1)
+        state = cls(paths, read_record(paths), _count_lines(paths) + 1)
+        if not state.record.status.terminal:
+            state._announced = _announced_end(paths)
+        return state
 
     @property
     def record(self) -> RunRecord:
         return self._record
+
+    @property
+    def announced(self) -> RunStatus | None:
+        """The end that the last event tells of, if its writer died before it was in the record. It is to be moved to;
+        that makes no second event."""
+        return self._announced
 
     def begin_end(self) -> None:
         """From now on only the closing record counts: what cannot be written before goes with it."""
@@ -151,7 +164,8 @@ class RunState:
             changes |= {"stalled": False, "stalled_reason": None}
         self._check_revision()
         before = (self._next_seq, list(self._unwritten), _size(self._paths))
-        self._append(to, reason)  # before the record: whoever sees a state finds the reason for it
+        if to is not self._announced:
+            self._append(to, reason)  # before the record: whoever sees a state finds the reason for it
         try:
             self._change({"status": to, **changes})
         except OSError:
@@ -261,6 +275,14 @@ def _size(paths: RunPaths) -> int:
         return paths.events.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _announced_end(paths: RunPaths) -> RunStatus | None:
+    try:
+        last = Event.model_validate_json(read_tail(paths.events, _EVENT_BYTES).splitlines()[-1])
+    except (OSError, IndexError, ValidationError):
+        return None
+    return last.status if last.status.terminal else None
 
 
 def _count_lines(paths: RunPaths) -> int:

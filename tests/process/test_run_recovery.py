@@ -23,6 +23,7 @@ from hermes_rl_mcp.runs.process import identity_of, is_alive
 from hermes_rl_mcp.runs.reconcile import reconcile
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.state import RunState, read_record
+from hermes_rl_mcp.runs.store import RunStore
 
 pytestmark = pytest.mark.anyio
 
@@ -162,3 +163,20 @@ async def test_a_second_supervisor_for_a_run_refuses_to_start(rig: Rig) -> None:
     lock.release()
     assert done.returncode == 3 and b"another supervisor" in done.stderr
     assert time.monotonic() - began < 30 and not psutil.Process().children()
+
+
+async def test_a_queued_run_that_another_server_has_relaunched_meanwhile_is_left_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = forge(rig, RunStatus.QUEUED, gone().model_copy(update={"boot_id": "another-boot"}), None)
+    rig.home.logs.mkdir(parents=True, exist_ok=True)
+    rig.started.append(run_id)
+    as_listed_before = rig.store.active()
+    assert await launch.relaunch_queued(rig.home, rig.script()) == [run_id]
+    ended = await rig.end(run_id)
+    supervisor = ended.supervisor
+    assert supervisor is not None
+    await until(lambda: not is_alive(supervisor))
+    monkeypatch.setattr(RunStore, "active", lambda self: as_listed_before)
+    assert await launch.relaunch_queued(rig.home, rig.script()) == []
+    assert rig.store.get(run_id) == ended and rig.store.log_tail(run_id, "supervisor").count("run " + run_id) == 1

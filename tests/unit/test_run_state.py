@@ -10,6 +10,7 @@ import pytest
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.runs import Event, RunRequest, RunStatus
 from hermes_rl_mcp.paths import Home, RunPaths
+from hermes_rl_mcp.runs.reconcile import reconcile
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.state import MOVES, RunState, StateConflictError, UnreadableRecordError, read_record
 
@@ -118,3 +119,25 @@ def test_a_known_record_of_a_later_version_or_another_run_is_refused(paths: RunP
     paths.record.write_text(state.record.model_copy(update={"run_id": "ffffffff"}).model_dump_json())
     with pytest.raises(UnreadableRecordError, match="that of run ffffffff"):
         read_record(paths)
+
+
+@pytest.mark.parametrize("end", [S.COMPLETED, S.STOPPED, S.FAILED, S.INTERRUPTED])
+def test_a_writer_that_dies_between_the_last_event_and_the_record_is_believed_and_the_run_ends_once(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, end: RunStatus
+) -> None:
+    state = create(paths, S.STOPPING)
+    state.update(error="what had happened" if end is S.FAILED else None)
+
+    def killed(path: Path, text: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_the_write, pytest.raises(KeyboardInterrupt):
+        at_the_write.setattr("hermes_rl_mcp.runs.state.write_atomic", killed)
+        state.move(end, "judged")
+    assert read_record(paths).status is S.STOPPING
+    closed = reconcile(paths, read_record(paths))
+    assert closed.status is end is read_record(paths).status and closed.ended_at is not None
+    assert bool(closed.error) == (end in (S.FAILED, S.INTERRUPTED))
+    events = [Event.model_validate_json(line) for line in paths.events.read_text().splitlines()]
+    assert [event.status for event in events] == [S.STOPPING, end]
+    assert [event.seq for event in events] == [1, 2]
