@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, settings
 from transformers import AutoModelForCausalLM
 
-from hermes_rl_mcp.checkpoints import ADAPTER, MARKER, last_complete, read_marker
+from hermes_rl_mcp.checkpoints import ADAPTER, MARKER, inspect, last_complete, read_marker
 from trainer.backends.local.backend import LocalBackend
 from trainer.backends.local.base_hash import weights_sha256
 from trainer.checkpoints import Checkpoints, Counters
@@ -109,6 +110,24 @@ def test_leftovers_of_a_killed_writer_are_cleared(checkpoints: Checkpoints) -> N
     (folder / ".writing-step_2" / "half").write_text("x")
     checkpoints.save(_at(2))
     assert sorted(path.name for path in folder.iterdir()) == ["step_1", "step_2"]
+
+
+def test_fi_22_a_stale_marker_is_cleared_before_its_folder_is_written_again(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoints.save(_at(2))
+    (folder / "optimizer.safetensors").unlink()  # a writer or remover that was killed; the marker says complete
+    removed: list[bool] = []
+    real = shutil.rmtree
+
+    def remove(path: Path, **options: bool) -> None:
+        removed.append((Path(path) / MARKER).exists())
+        real(path, **options)
+
+    monkeypatch.setattr("trainer.checkpoints.shutil.rmtree", remove)
+    assert last_complete(folder.parent) is None
+    assert inspect(checkpoints.save(_at(2))).step == 2
+    assert removed == [False], "whoever is killed while removing it must not leave a marker"
 
 
 def test_a_full_disk_names_the_last_good_checkpoint_and_leaves_it_alone(
