@@ -74,12 +74,9 @@ def _is_dying(record: RunRecord) -> bool:
 def _close(paths: RunPaths, state: RunState) -> RunRecord:
     """The closed record. If it cannot be written, this reader shows it all the same, and the next one tries again."""
     record = state.record
-    if state.announced not in (
-        None,
-        RunStatus.INTERRUPTED,
-    ):  # its supervisor had judged it, and died before it could write that down
-        leftovers = _end_leftovers(paths, record)
-        state.move(state.announced, "", leftover_pids=[one.pid for one in leftovers])
+    if state.announced not in (None, RunStatus.INTERRUPTED):  # its supervisor had judged it, and died before writing
+        left = _end_leftovers(paths, record)
+        state.move(state.announced, "", leftover_pids=[one.pid for one in left])
         return state.record
     stop = _stop_reason(paths)
     if record.status is RunStatus.QUEUED and stop is not None:
