@@ -21,12 +21,14 @@ from typing import Any
 
 from interleaving_watch import Acknowledged, Violated, Watch
 from process_rig import Rig
+from server_rig import environ_with, select
 
 from hermes_rl_mcp.contracts.runs import Identity, RunStatus
 from hermes_rl_mcp.files import write_atomic
 from hermes_rl_mcp.paths import install_root
 from hermes_rl_mcp.runs.process import boot_id, identity_of, is_alive, signal_process
 from hermes_rl_mcp.runs.runconfig import first_record
+from hermes_rl_mcp.runs.specs import CHILD_COMMANDS
 from hermes_rl_mcp.runs.state import RunState
 
 HERE = Path(__file__).parent
@@ -40,11 +42,16 @@ BEHAVIOURS: dict[str, dict[str, dict[str, Any]]] = {
     "never ready": {"trainer": {"never_ready": True}},
     "dies at start": {"env": {"die_at_start": 5}},
 }
+SMALL = {"group_size": 2, "batch_size": 4, "max_token_length": 16}
 ROLES = ("supervisor", "api", "trainer", "env")
 
 
 class Server:
-    """A process with JSON lines on stdin and stdout. Answers come in any order."""
+    """A process with JSON lines on stdin and stdout. Answers come in any order.
+
+    ``start``, ``stop`` and ``look`` ask and return the question's number; ``result`` gives what came of it: the fields
+    of the answer, or ``refused`` if it was refused with a sentence.
+    """
 
     def __init__(self, argv: list[str], environ: dict[str, str], log: Path) -> None:
         with log.open("ab") as errors:
@@ -127,14 +134,56 @@ class DriverServer(Server):
     def stop(self, run_id: str) -> int:
         return self.send({"do": "stop", "run_id": run_id})
 
-    def look(self, run_ids: list[str]) -> list[int]:
-        return [self.send({"do": "look"})]
+    def look(self) -> int:
+        return self.send({"do": "look"})
+
+
+class McpServer(Server):
+    """``behaves`` names the file that says what children the next run gets."""
+
+    def __init__(self, environ: dict[str, str], log: Path, behaves: Path) -> None:
+        super().__init__([sys.executable, "-P", "-m", "hermes_rl_mcp.server"], environ, log)
+        self._behaves = behaves
+
+    def ready(self) -> None:
+        client = {"name": "interleavings", "version": "1"}
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
+        if self.answer(self.send({"jsonrpc": "2.0", "method": "initialize", "params": hello})) is None:
+            raise Violated("a server did not start")
+
+    def result(self, number: int, timeout_s: float) -> dict[str, Any] | None:
+        answer = self.answer(number, timeout_s)
+        if answer is None:
+            return None
+        result = answer.get("result", {})
+        content: dict[str, Any] | None = result.get("structuredContent")
+        if content is None:
+            raise Violated(f"a server answered {answer}")
+        if result.get("isError"):
+            return {"refused": content["error"]}
+        if "runs" in content:
+            return {"shown": {run["run_id"]: run["status"] for run in content["runs"]}}
+        return content
+
+    def call(self, tool: str, **arguments: Any) -> int:
+        params = {"name": tool, "arguments": {name: value for name, value in arguments.items() if value is not None}}
+        return self.send({"jsonrpc": "2.0", "method": "tools/call", "params": params})
+
+    def start(self, request: dict[str, Any], environ: dict[str, str]) -> int:
+        write_atomic(self._behaves, Path(environ[CHILD_COMMANDS]).read_text())
+        return self.call("rl_start_training", idempotency_key=request["idempotency_key"])
+
+    def stop(self, run_id: str) -> int:
+        return self.call("rl_stop_training", run_id=run_id)
+
+    def look(self) -> int:
+        return self.call("rl_list_runs")
 
 
 class Pending:
     """A question that a server has not answered yet."""
 
-    def __init__(self, server: DriverServer, number: int, then: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, server: Server, number: int, then: Callable[[dict[str, Any]], None]) -> None:
         self.server, self.number, self._then = server, number, then
         self.done = False
 
@@ -149,9 +198,12 @@ class Pending:
 
 
 class World:
-    """One example's home and processes. ``plant`` is a defect of ``plants.py`` for all its servers."""
+    """One example's home and processes. ``plant`` is a defect of ``plants.py`` for all its servers; ``shipped`` ones
+    have none."""
 
-    def __init__(self, folder: Path, environ: dict[str, str], plant: str | None, bystanders: list[Bystander]) -> None:
+    def __init__(
+        self, folder: Path, environ: dict[str, str], plant: str | None, bystanders: list[Bystander], shipped: bool
+    ) -> None:
         self.rig = Rig(
             folder, {**environ, "HERMES_HOME": str(folder / "home"), "HERMES_RL_CLAIMS_DIR": str(folder / "c")}
         )
@@ -159,13 +211,16 @@ class World:
         self.home.logs.mkdir(parents=True)
         self.folder = folder
         self.plant = plant
+        self.shipped = shipped
+        if shipped:
+            select(self.rig, total_steps=1)
         self.bystanders = bystanders
         self.signal_log = folder / "signals.jsonl"
         self.watch = Watch(self.home, self.signal_log)
-        self.servers: dict[str, DriverServer] = {}
+        self.servers: dict[str, Server] = {}
         self.pending: list[Pending] = []
         self.runs: list[str] = []
-        """All that were ever asked for, in order, also those that came to nothing."""
+        """In the order in which they were seen first."""
         self._clock = itertools.count()
         self._began = time.monotonic()
         self.trace: list[str] = []
@@ -176,21 +231,27 @@ class World:
 
     # ---- servers
 
-    def server(self, slot: str) -> DriverServer:
+    def server(self, slot: str) -> Server:
         """The one in this place; a new one if there is none."""
         if slot not in self.servers:
             self.note(f"server {slot} starts")
-            server = DriverServer(self.rig.environ, self.folder / f"server_{slot}.log", self.signal_log, self.plant)
-            self.servers[slot] = server
+            server = self.servers[slot] = self._new_server(self.folder / f"server_{slot}.log")
             server.ready()
         return self.servers[slot]
+
+    def _new_server(self, log: Path) -> Server:
+        if not self.shipped:
+            return DriverServer(self.rig.environ, log, self.signal_log, self.plant)
+        behaves = self.folder / "behaves.json"
+        environ = environ_with(self.rig, {**self.rig.environ, CHILD_COMMANDS: str(behaves)})
+        return McpServer(environ, log, behaves)
 
     def kill_server(self, slot: str) -> None:
         if server := self.servers.pop(slot, None):
             server.kill()
             self.settle(0)
 
-    def ask(self, server: DriverServer, number: int, then: Callable[[dict[str, Any]], None], wait: bool) -> None:
+    def ask(self, server: Server, number: int, then: Callable[[dict[str, Any]], None], wait: bool) -> None:
         pending = Pending(server, number, then)
         self.pending.append(pending)
         if wait:
@@ -205,24 +266,21 @@ class World:
 
     # ---- what can be asked of a server
 
-    def start(self, slot: str, behaviour: str, key: str | None, wait: bool) -> str:
-        request = self.rig.request(idempotency_key=key)
-        self.runs.append(request.run_id)
+    def start(self, slot: str, behaviour: str, key: str | None, wait: bool) -> None:
+        request = self.rig.request(idempotency_key=key, env={**SMALL, "total_steps": 1})
         sent = next(self._clock)
 
         def answered(answer: dict[str, Any]) -> None:
-            if "run_id" not in answer:
-                self.note(f"start of {request.run_id} was refused: {answer.get('refused')}")
-                return
-            if key is not None:
-                self.watch.a_key_gave(key, answer["run_id"])
-            if answer["run_id"] == request.run_id:
-                self.watch.starts.append(Acknowledged(request.run_id, sent, next(self._clock)))
+            run_id = answer.get("run_id")
+            self.note(f"started {run_id}" if run_id else f"a start was refused: {answer['refused']}")
+            if key is not None and run_id:
+                self.watch.a_key_gave(key, run_id)
+            elif run_id:
+                self.watch.starts.append(Acknowledged(run_id, sent, next(self._clock)))
 
         server = self.server(slot)
         number = server.start(request.model_dump(mode="json"), self._scripts[behaviour])
         self.ask(server, number, answered, wait)
-        return request.run_id
 
     def stop(self, slot: str, run_id: str, wait: bool) -> None:
         server = self.server(slot)
@@ -236,18 +294,18 @@ class World:
                 raise Violated(f"a server could not show its runs: {answer}")
             self.watch.a_server_showed(answer["shown"], fresh=wait)
 
-        for number in server.look(self.runs):
-            self.ask(server, number, answered, wait)
+        self.ask(server, server.look(), answered, wait)
 
     # ---- what can happen to a run
 
-    def exists(self, run_id: str) -> bool:
-        return self.home.run(run_id).dir.is_dir()
+    def pick(self, number: int) -> str | None:
+        """Numbers count back from the newest run: that is where things are happening."""
+        self.runs += [run_id for run_id in self.watch.run_ids() if run_id not in self.runs]
+        return self.runs[-1 - number % len(self.runs)] if self.runs else None
 
     def order(self, run_id: str, role: str, order: str) -> None:
-        if self.exists(run_id):
-            with (self.home.run(run_id).dir / f"orders_{role}").open("a") as file:
-                file.write(order + "\n")
+        with (self.home.run(run_id).dir / f"orders_{role}").open("a") as file:
+            file.write(order + "\n")
 
     def kill(self, run_id: str, role: str) -> None:
         """SIGKILL to each of its processes in this role, by identity."""
@@ -258,7 +316,7 @@ class World:
     def wait_until_quiet(self, run_id: str, timeout_s: float) -> None:
         """Until it is running or has ended, or for so long."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and self.exists(run_id):
+        while time.monotonic() < deadline:
             record = self.watch.record(run_id)
             if record is None or record.status is RunStatus.RUNNING or record.status.terminal:
                 return
@@ -282,7 +340,6 @@ class World:
         write_atomic(draft / "request.json", request.model_dump_json())
         RunState.create(type(paths)(draft), record.model_copy(update=changes), "forged")
         draft.rename(paths.dir)
-        self.runs.append(request.run_id)
         return request.run_id
 
     def forge_bystanders(self) -> str:
