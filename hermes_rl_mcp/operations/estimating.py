@@ -13,7 +13,7 @@ from functools import partial
 import anyio
 
 from hermes_rl_mcp.contracts.environments import EnvironmentSchema
-from hermes_rl_mcp.contracts.estimates import Estimate, SpeedRequest
+from hermes_rl_mcp.contracts.estimates import Estimate, Speed, SpeedRequest
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.context import Context
@@ -95,7 +95,7 @@ async def _measured(
         environ.pop("OMP_NUM_THREADS", None)  # the trainer takes all cores unless it is told otherwise
         found = await speed.measure(context.home.speed_cache, wanted, environ, wait_s=wait_s)
         if found is not None:
-            return Measured(found, "a measurement of this machine just now")
+            return Measured(found, _basis(found))
     return kept[0] if kept is not None else Measured(speed.typical(wanted), _ROUGH)
 
 
@@ -104,4 +104,8 @@ def _kept(context: Context, wanted: SpeedRequest) -> tuple[Measured, float] | No
     if found is None:
         return None
     age_s = abs(speed.age_s(context.home.speed_cache, wanted))
-    return Measured(found, f"a measurement of this machine of {found.measured_at}"), age_s
+    return Measured(found, _basis(found)), age_s
+
+
+def _basis(found: Speed) -> str:
+    return f"a measurement of this machine at {found.measured_at}"

@@ -91,6 +91,7 @@ def status(result: CheckStatus) -> str:
         lines.append(f"queue position {result.queue_position}")
     lines += _origin(result.resumed_from, result.resumed_step)
     lines.append("processes: " + ", ".join(f"{name} {state}" for name, state in result.processes.items()))
+    lines += _wandb(result.wandb_url, result.wandb_error)
     if result.stop_unconfirmed:
         lines.append(f"some process of it could not be ended: see leftover_pids in rl://runs/{result.run_id}/state")
     lines += [text for text in (result.error, result.hint) if text]
@@ -117,6 +118,10 @@ def _origin(run_id: str | None, step: int | None) -> list[str]:
     return [] if run_id is None else [f"continues run {run_id} after step {step}"]
 
 
+def _wandb(url: str | None, problem: str | None) -> list[str]:
+    return [f"wandb: {text}" for text in (problem or url,) if text]
+
+
 def stopped(result: StopTraining) -> str:
     return result.message
 
@@ -130,6 +135,7 @@ def results(result: GetResults) -> str:
     lines.append(f"adapter: {result.adapter_path or 'none yet'}")
     lines += flags(result.flags)
     lines += compared(result.estimate, result.actual)
+    lines += _wandb(result.wandb_url, result.wandb_error)
     if result.history:
         lines.append("step: reward/mean, train/loss")
         lines += [

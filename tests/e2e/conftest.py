@@ -19,7 +19,7 @@ from mcp import Client, StdioServerParameters
 
 STOP_TIMEOUT_S = 90
 Call = Callable[..., Any]
-Connect = Callable[[], AbstractAsyncContextManager[Call]]
+Connect = Callable[..., AbstractAsyncContextManager[Call]]
 
 
 class Demo:
@@ -75,11 +75,14 @@ def start_demo(environ: dict[str, str]) -> Callable[..., Demo]:
 
 @pytest.fixture
 def connect(environ: dict[str, str]) -> Connect:
-    """``async with connect() as call``: a new server process, and ``await call(tool, **arguments)``."""
+    """``async with connect() as call``: a new server process, and ``await call(tool, **arguments)``. Keywords of
+    ``connect`` are further variables of the server's environment."""
 
     @asynccontextmanager
-    async def session() -> AsyncIterator[Call]:
-        server = StdioServerParameters(command=sys.executable, args=["-P", "-m", "hermes_rl_mcp.server"], env=environ)
+    async def session(**variables: str) -> AsyncIterator[Call]:
+        server = StdioServerParameters(
+            command=sys.executable, args=["-P", "-m", "hermes_rl_mcp.server"], env={**environ, **variables}
+        )
         async with Client(server, read_timeout_seconds=120) as client:
 
             async def call(tool: str, **arguments: Any) -> dict[str, Any]:

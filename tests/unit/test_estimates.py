@@ -161,9 +161,9 @@ def test_a_run_of_another_model_environment_or_device_is_no_measure(tmp_path: Pa
 
 def test_a_run_of_the_same_lengths_goes_before_a_newer_one_of_others(tmp_path: Path) -> None:
     now, home = _request(tmp_path), Home(tmp_path / "home")
-    _past_run(home, now.model_copy(update={"run_id": "aaaaaaaa", "created_at": "2026-01-01"}), steps=5)
     other = {**now.env, "max_token_length": 99}
-    _past_run(home, now.model_copy(update={"run_id": "bbbbbbbb", "created_at": "2026-02-01", "env": other}), steps=5)
+    for run_id, env in (("aaaaaaaa", now.env), ("bbbbbbbb", other)):  # by its id the second counts as the newer one
+        _past_run(home, now.model_copy(update={"run_id": run_id, "env": env}), steps=5)
     found = find_earlier(home, now)
     assert found is not None and found.record.run_id == "aaaaaaaa"
 
