@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
+from hermes_rl_mcp.errors import ResumeError
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs.store import RunStore
@@ -152,3 +153,49 @@ async def test_fi_37_real_a_killed_run_that_is_resumed_is_bit_identical_to_one_t
     assert {path: path.read_bytes() for path in before} == before, "the old run is only read"
     results = await fed.ops.get_results(second.run_id)
     assert (results.resumed_from, results.resumed_step) == (answer.run_id, second.resumed_step)
+
+
+async def test_fi_37_real_a_live_run_goes_on_without_gap_or_repetition_and_with_its_environment(home: Home) -> None:
+    await home.choose(total_steps=12, save_checkpoint_interval=4)
+    old = (await home.ops.start_training()).run_id
+    with pytest.raises(ResumeError, match="has not ended"):
+        await home.ops.start_training(resume_from=old)
+    await home.kill_at(old, 6)
+    before = home.metrics(old)
+    kept = home.store.checkpoints(old)[-1].marker.step
+    assert kept in (4, 8)
+    assert f"resume_from='{old}'" in str(home.store.get(old).hint)
+    shown = await home.ops.check_status(old)
+    assert shown.status == "interrupted"
+
+    await home.ops.edit_config("total_steps", 14)
+    await home.ops.edit_config("lora_rank", 4)
+    with pytest.raises(ResumeError, match="lora_rank is 8 there and 4 in"):
+        await home.ops.start_training(resume_from=old)
+    await home.ops.edit_config("lora_rank", 8)
+    answer = await home.ops.start_training("a key", resume_from=old)
+    assert (answer.resumed_from, answer.resumed_step, answer.warnings) == (old, kept, [])
+    assert "total_steps 12 -> 14" in answer.message and "lora_rank" not in answer.message
+    again = await home.ops.start_training("a key", resume_from=old)
+    assert (again.run_id, again.resumed_from) == (answer.run_id, old)
+    new = answer.run_id
+    assert (await home.ended(new)).status is RunStatus.COMPLETED, home.logs(new)
+
+    lines = home.metrics(new)
+    assert [line["step"] for line in lines] == list(range(1, 15))
+    assert lines[:kept] == before[:kept]
+    repeated = [(line["train/loss"], line["reward/mean"]) for line in lines[kept : len(before)]]
+    assert repeated == [(line["train/loss"], line["reward/mean"]) for line in before[kept:]], "the very same batches"
+    trained = [line["train/loss"] is not None for line in lines]
+    assert [line["policy/version"] for line in lines] == [sum(trained[:at]) for at in range(1, 15)]
+    counters = json.loads((home.paths(new).checkpoints / "step_14" / "counters.json").read_text())
+    assert (counters["step"], counters["optimizer_steps"]) == (14, sum(trained))
+    assert home.store.get(old).status is RunStatus.INTERRUPTED, "the old run stays what it is"
+
+    positions = home.paths(new).checkpoints / "env_checkpoints" / f"arithmetic-{new}"
+    drawn = {int(path.stem[5:]): json.loads(path.read_text())["_drawn"] for path in positions.iterdir()}
+    assert drawn[kept] >= kept * GROUPS and drawn[max(drawn)] >= 14 * GROUPS
+    assert drawn[max(drawn)] <= drawn[kept] + 14 * GROUPS + 8, "it did not begin anew"
+    assert "no environment state" not in home.store.log_tail(new, "env")
+    with pytest.raises(ResumeError, match="Nothing is left to train"):
+        await home.ops.start_training(resume_from=new)
