@@ -75,8 +75,10 @@ CASES: dict[int, Case] = {
     43: Case(2, "process that even SIGKILL does not end", "the kernel offers no such process on demand"),
     44: Case(2, "macOS", "no such machine is at hand; identities fall back to psutil, untested"),
     45: Case(2, "Windows", "not supported: process groups, flock and pass_fds are POSIX"),
-    46: Case(2, "GPU falls off the bus", "no GPU is asked for its state by the server, so none can hang it"),
+    46: Case(2, "GPU falls off the bus, its tool hangs"),
 }
+ONLY_REAL = {27}
+"""P0, but a scripted child has no model that could outgrow its memory, and the real one takes too long for make test."""
 REAL = {1, 2, 4, 5, 6, 22, 30, 34, 36, 37}
 
 
@@ -126,7 +128,7 @@ def test_a_fault_case_is_tested_or_has_a_reason_why_not(number: int, found: dict
         assert not tests, f"it is tested after all, by {tests[0].name}"
         return
     assert tests, f"no test has fi_{number:02} in its name: {case.title}"
-    if case.priority == 0:
+    if case.priority == 0 and number not in ONLY_REAL:
         assert any(test.by_default for test in tests), f"none of {[test.name for test in tests]} runs in make test"
     if number in REAL:
         assert any(_REAL.search(test.name) for test in tests), "none says that it runs with the real trainer"
