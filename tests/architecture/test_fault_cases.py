@@ -78,7 +78,7 @@ CASES: dict[int, Case] = {
     46: Case(2, "GPU falls off the bus, its tool hangs"),
 }
 ONLY_REAL = {27}
-"""P0, but a scripted child has no model that could outgrow its memory, and the real one takes too long for make test."""
+"""P0, but a scripted child has no model that outgrows its memory, and the real one takes too long for make test."""
 REAL = {1, 2, 4, 5, 6, 22, 30, 34, 36, 37}
 
 
