@@ -37,7 +37,8 @@ class _ExactScoredData(ScoredData):
 
 _EXACT: TypeAdapter[ScoredData] = TypeAdapter(_ExactScoredData)
 _FIELDS = [name.encode() for name in ScoredData.model_fields]
-_NOT_EXACT = (b"\\", b"\n", b"\r", b"NaN", b"Infinity")
+_NOT_EXACT = (b"\\", b"\n", b"\r", b"N", b"I")
+"""Single bytes, which are found twenty times as fast as words. NaN and Infinity have these; a string may, too."""
 _ONE: TypeAdapter[ScoredData] = TypeAdapter(_FiniteScoredData)
 _MANY: TypeAdapter[list[ScoredData]] = TypeAdapter(list[_FiniteScoredData])  # type: ignore[arg-type]
 
@@ -102,7 +103,7 @@ def _exact(body: bytes) -> Group | None:
     """
     if not (body.startswith(b"{") and body.endswith(b"}")) or any(mark in body for mark in _NOT_EXACT):
         return None
-    strings = body.split(b'"')[1::2]
+    strings = list(_strings(body))
     if any(strings.count(name) > 1 for name in _FIELDS):
         return None
     try:
@@ -112,6 +113,17 @@ def _exact(body: bytes) -> Group | None:
     _refuse_faulty(data, ())
     absent = b"".join(b',"%s":null' % name.encode() for name in ScoredData.model_fields.keys() - data.model_fields_set)
     return Group(raw=body[:-1] + absent + b"}", size=len(data.tokens), env_id=data.env_id)
+
+
+def _strings(body: bytes) -> Iterator[bytes]:
+    """All strings of a JSON document without escapes."""
+    begin = body.find(b'"') + 1
+    while begin:
+        end = body.find(b'"', begin)
+        if end < 0:
+            return
+        yield body[begin:end]
+        begin = body.find(b'"', end + 1) + 1
 
 
 def _group(data: ScoredData, where: Location) -> Group:
