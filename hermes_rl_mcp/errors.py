@@ -28,6 +28,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_NAME_CHARS = 200
+"""Of a name that somebody asked for and that is not there."""
+
 
 class HermesRLError(Exception):
     """Base of all errors above. ``details`` are the helper lists (``available``, ``active_runs``, ...)."""
@@ -66,7 +69,7 @@ class UnknownEnvironmentError(NotFoundError):
 
     def __init__(self, name: str, available: Sequence[str]) -> None:
         super().__init__(
-            f"Environment '{name}' not found.",
+            f"Environment '{name[:_NAME_CHARS]}' not found.",
             hint="Call rl_list_environments to see what there is.",
             details={"available": list(available)},
         )
@@ -77,7 +80,7 @@ class UnknownFieldError(NotFoundError):
 
     def __init__(self, field: str, available_fields: Sequence[str]) -> None:
         super().__init__(
-            f"Unknown field '{field}'.",
+            f"Unknown field '{field[:_NAME_CHARS]}'.",
             hint="Call rl_get_current_config to see the fields and their meaning.",
             details={"available_fields": list(available_fields)},
         )
@@ -88,7 +91,7 @@ class UnknownRunError(NotFoundError):
 
     def __init__(self, run_id: str, active_runs: Sequence[str]) -> None:
         super().__init__(
-            f"Run '{run_id}' not found.",
+            f"Run '{run_id[:_NAME_CHARS]}' not found.",
             hint="Call rl_list_runs to see all runs.",
             details={"active_runs": list(active_runs)},
         )

@@ -195,6 +195,8 @@ def _failure(info: EnvironmentInfo, code: int, stderr: str, secrets: Sequence[st
     """The last line of the traceback, and where in the user's file it happened."""
     lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
     last = next((line.strip() for line in reversed(lines) if not line.startswith(" ")), "no message")
+    if code == 0:
+        last = "its own code ended the process, as by sys.exit(0), before there was an answer"
     if missing := _MISSING.match(last):
         module = missing["module"].split(".")[0]
         if extra := _EXTRA_OF_MODULE.get(module):

@@ -45,7 +45,12 @@ class Entry:
 
 def is_secret(name: str) -> bool:
     """Everything is, except names known to be settings."""
-    return bool(_SECRET.search(name)) or not name.startswith(_PUBLIC)
+    return secret_like(name) or not name.startswith(_PUBLIC)
+
+
+def secret_like(name: str) -> bool:
+    """Whether the name itself says so."""
+    return bool(_SECRET.search(name))
 
 
 def check_name(name: str) -> str:

@@ -119,25 +119,27 @@ def demo(
 
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
-    """Say whether this machine can train, and what to do if not."""
+    """Say whether this machine can train, and what to do if not. Exit code 1 if there is a problem."""
     from dataclasses import asdict
 
     from hermes_rl_mcp.cli import doctor as command
 
+    def say(what: str) -> None:
+        typer.echo(f"... {what}", err=True)
+
     found = []
-    marks = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
-    for check in command.checks(os.environ):
-        found.append(check)
+    for finding in command.findings(os.environ, say):
+        found.append(finding)
         if not as_json:
-            typer.echo(f"{marks[check.verdict]}  {check.name:<20} {check.found}")
-            if check.fix and check.verdict != "ok":
-                typer.echo(f"{'':<26} {check.fix}")
-    can_train = all(check.verdict != "fail" for check in found)
+            typer.echo(f"{finding.verdict:<8} {finding.name:<20} {finding.found}")
+            if finding.fix and finding.verdict != "ok":
+                typer.echo(f"{'':<29} {finding.fix}")
+    problems = sum(finding.verdict == "problem" for finding in found)
     if as_json:
-        _print_json({"can_train": can_train, "checks": [asdict(check) for check in found]})
+        _print_json({"ok": problems == 0, "findings": [asdict(finding) for finding in found]})
     else:
-        typer.echo("Training can run here." if can_train else "Training cannot run here: see FAIL above.")
-    raise typer.Exit(0 if can_train else 1)
+        typer.echo(f"{problems} problems: see above." if problems else "No problem: training can run here.")
+    raise typer.Exit(1 if problems else 0)
 
 
 @app.command()

@@ -58,7 +58,7 @@ def failure(error: HermesRLError) -> t.CallToolResult:
     quotes = isinstance(error, EnvironmentFileError | PreflightError)  # of a traceback or a log
     untrusted = {"untrusted": f"error: {NOTICE}"} if quotes else {}
     payload = ErrorPayload.model_validate({**shown_values(error.payload), **untrusted})
-    text = quoted_values(str(error))
+    text = quoted_values(f"{payload.error} {payload.hint or ''}".strip())
     for key in ("available", "available_fields", "active_runs", "valid_values", "allowed_models"):
         if values := error.details.get(key):
             text += f"\n{key}: {', '.join(str(value) for value in values)}"

@@ -30,6 +30,7 @@ from hermes_rl_mcp.untrusted import shown, shown_values
 
 MAX_WINDOW_BYTES = 262_144
 LISTED_RUNS = 20
+_TITLE_CHARS = 200
 _YAML, _JSON, _PYTHON, _TEXT = "application/yaml", "application/json", "text/x-python", "text/plain"
 
 
@@ -90,7 +91,7 @@ async def current(operations: Operations) -> list[t.Resource]:
         t.Resource(
             uri=f"rl://environments/{info.name}/source",
             name=f"{info.stem}.py",
-            title=f"Source of environment {info.name}",
+            title=shown(f"Source of environment {info.name}", _TITLE_CHARS),
             mime_type=_PYTHON,
         )
         for info in (await catalog(context)).environments
@@ -102,7 +103,9 @@ async def current(operations: Operations) -> list[t.Resource]:
                 t.Resource(
                     uri=f"rl://runs/{run.run_id}/{part}",
                     name=f"{run.run_id}-{part}",
-                    title=f"{part.title()} of run {run.run_id} ({run.environment}, {run.status.value})",
+                    title=shown(
+                        f"{part.title()} of run {run.run_id} ({run.environment}, {run.status.value})", _TITLE_CHARS
+                    ),
                     mime_type=mime_type,
                 )
             )

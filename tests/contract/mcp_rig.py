@@ -17,6 +17,7 @@ from mcp import Client, StdioServerParameters
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.settings import Flags
 from hermes_rl_mcp.server.app import build_server
+from hermes_rl_mcp.untrusted import quoted_values
 
 SERVER = ["-P", "-m", "hermes_rl_mcp.server"]
 
@@ -41,8 +42,8 @@ class Tools:
         payload = self._content(answer)
         [block] = answer.content
         assert isinstance(block, t.TextContent)
-        assert payload["error"] in block.text
-        assert payload.get("hint", "") in block.text
+        assert quoted_values(payload["error"]) in block.text
+        assert quoted_values(payload.get("hint", "")) in block.text
         return payload
 
     async def raw(self, tool: str, arguments: Mapping[str, Any]) -> t.CallToolResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import stat
 import subprocess
 import sys
@@ -64,23 +63,3 @@ def test_an_error_is_a_sentence_and_a_way_out_without_traceback(environ: dict[st
     assert "Error: 'not a name' is not a variable name." in done.stderr
     assert "What to do:" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_doctor_finds_that_training_can_run_here(environ: dict[str, str]) -> None:
-    done = hermes_rl(environ, "doctor", "--json")
-    report = json.loads(done.stdout)
-    checks = {check["name"]: check for check in report["checks"]}
-    assert checks["torch"]["verdict"] == "ok", checks["torch"]
-    assert {"device", "memory", "HERMES_HOME", "disk", "port 8000", "port 8001", "environments"} <= set(checks)
-    failed = [check for check in report["checks"] if check["verdict"] == "fail"]
-    assert (failed, report["can_train"], done.returncode) == ([], True, 0)
-    assert all(check["fix"] for check in report["checks"] if check["verdict"] != "ok")
-
-
-def test_doctor_says_what_to_do_when_the_home_cannot_be_written(environ: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    done = hermes_rl({**environ, "HERMES_HOME": str(tmp_path / "file")}, "doctor")
-    assert done.returncode == 1
-    assert "FAIL  HERMES_HOME" in done.stdout
-    assert "Set HERMES_HOME to a folder that you may write to." in done.stdout
-    assert "Training cannot run here" in done.stdout
