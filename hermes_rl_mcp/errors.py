@@ -147,7 +147,7 @@ class ResumeError(PreflightError):
 
 
 class UnreadableRunError(HermesRLError):
-    """The run is there, but its record cannot be read. Nothing was changed. ``status`` is the label it is shown with."""
+    """The run is there, but its record cannot be read. Nothing was changed. ``status`` is its label in lists."""
 
     def __init__(self, run_id: str, reason: str, path: str, status: str = "unreadable") -> None:
         super().__init__(
