@@ -70,7 +70,7 @@ class Watch:
         return sorted(path.name for path in folder.iterdir() if RUN_ID.match(path.name)) if folder.is_dir() else []
 
     def check(self) -> None:
-        records = {run_id: record for run_id in self.run_ids() if (record := self.record(run_id))}
+        records = {run_id: self.record(run_id) for run_id in self.run_ids()}
         self.one_supervisor_per_run_and_one_trainer_per_device()
         for run_id, record in records.items():
             self.events_are_whole(run_id)
@@ -81,7 +81,7 @@ class Watch:
         self.queued_runs_start_in_order()
         self.signals_reach_only_the_runs()
 
-    def record(self, run_id: str) -> RunRecord | None:
+    def record(self, run_id: str) -> RunRecord:
         try:
             return read_record(self.home.run(run_id))
         except UnreadableRecordError as error:
@@ -161,7 +161,6 @@ class Watch:
 
     def events_are_whole(self, run_id: str) -> None:
         record = self.record(run_id)  # before its events: whoever sees a state finds the reason for it
-        assert record is not None
         lines = self.home.run(run_id).events.read_text().splitlines()
         events = [Event.model_validate_json(line) for line in lines]
         if [event.seq for event in events] != list(range(1, len(events) + 1)):
@@ -211,8 +210,8 @@ class Watch:
 
     def _still_waits(self, run_id: str) -> bool:
         record = self.record(run_id)
-        alive = record is not None and record.supervisor is not None and is_alive(record.supervisor)
-        return alive and record is not None and record.status is RunStatus.QUEUED
+        alive = record.supervisor is not None and is_alive(record.supervisor)
+        return alive and record.status is RunStatus.QUEUED
 
 
 def _too_many(found: list[Seen]) -> str:

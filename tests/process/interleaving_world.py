@@ -29,7 +29,7 @@ from hermes_rl_mcp.paths import install_root
 from hermes_rl_mcp.runs.process import boot_id, identity_of, is_alive, signal_process
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.specs import CHILD_COMMANDS
-from hermes_rl_mcp.runs.state import RunState
+from hermes_rl_mcp.runs.state import RunState, read_record
 
 HERE = Path(__file__).parent
 ANSWER_S = 60.0
@@ -298,10 +298,14 @@ class World:
 
     # ---- what can happen to a run
 
-    def pick(self, number: int) -> str | None:
-        """Numbers count back from the newest run: that is where things are happening."""
+    def pick(self, number: int, *, alive: bool) -> str | None:
+        """``alive``: the one that has the device, if any. Else numbers count back from the newest."""
         self.runs += [run_id for run_id in self.watch.run_ids() if run_id not in self.runs]
-        return self.runs[-1 - number % len(self.runs)] if self.runs else None
+        busy = (RunStatus.STARTING, RunStatus.RUNNING)
+        found = [run_id for run_id in self.runs if alive and self.watch.record(run_id).status in busy]
+        if not found:
+            return self.runs[-1 - number % len(self.runs)] if self.runs else None
+        return found[number % len(found)]
 
     def order(self, run_id: str, role: str, order: str) -> None:
         with (self.home.run(run_id).dir / f"orders_{role}").open("a") as file:
@@ -313,12 +317,12 @@ class World:
             if seen.run_id == run_id and seen.role == role:
                 signal_process(seen.identity, signal.SIGKILL)
 
-    def wait_until_quiet(self, run_id: str, timeout_s: float) -> None:
-        """Until it is running or has ended, or for so long."""
+    def wait_until_ready(self, run_id: str, timeout_s: float) -> None:
+        """Until it is running; not for one that has ended or whose turn has not come."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             record = self.watch.record(run_id)
-            if record is None or record.status is RunStatus.RUNNING or record.status.terminal:
+            if record.queue_position or record.status is RunStatus.RUNNING or record.status.terminal:
                 return
             time.sleep(0.02)
 
@@ -397,7 +401,8 @@ class World:
         records = [self.home.run(run_id) for run_id in self.watch.run_ids()]
         parts = ["steps:", *self.trace]
         for paths in records:
-            parts += [f"--- {paths.run_id}", paths.events.read_text(), paths.record.read_text()]
+            record = read_record(paths).model_dump_json(exclude_defaults=True)
+            parts += [f"--- {paths.run_id}", paths.events.read_text(), record]
         parts += [f"--- {log.name}\n{log.read_text()[-4000:]}" for log in sorted(self.folder.glob("server_*.log"))]
         return "\n".join(parts)
 

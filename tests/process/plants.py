@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +27,11 @@ def completed_by_metrics() -> None:
     """A reader takes a run whose supervisor is gone for completed when its metrics reached the last step."""
     honest = reconcile._close
 
-    def close(paths: RunPaths, state: RunState) -> None:
+    def close(paths: RunPaths, state: RunState) -> RunRecord:
         if state.record.status is RunStatus.RUNNING and outcome.steps_done(paths) >= state.record.total_steps:
             state.move(RunStatus.COMPLETED, "all steps are in the metrics")
-        else:
-            honest(paths, state)
+            return state.record
+        return honest(paths, state)
 
     reconcile._close = close
 
@@ -68,14 +69,10 @@ def stop_writes_the_record() -> None:
 def reader_ignores_the_lock() -> None:
     """A reader believes every supervisor dead, and its own lock taken."""
 
-    def take(path: Any, *, timeout_s: float = 0.0) -> locks.HeldLock:
+    def take(path: Path, *, timeout_s: float = 0.0) -> locks.HeldLock:
         return locks.HeldLock(path, os.open(path, os.O_RDWR | os.O_CREAT))
 
-    class Blind:
-        is_held = staticmethod(lambda path: False)
-        take = staticmethod(take)
-
-    reconcile.locks = Blind  # type: ignore[attr-defined]
+    reconcile.locks = SimpleNamespace(is_held=lambda path: False, take=take)  # type: ignore[assignment]
 
 
 def signals_by_pid_alone() -> None:

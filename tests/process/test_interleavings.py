@@ -44,6 +44,8 @@ SEEDS_PER_PLANT = range(40)
 STEPS = 14
 MOST_RUNS = 5
 """More would only queue."""
+READY_S = 5
+"""Then it may as well go on while the run is starting; some never get ready."""
 TRAINER = [
     "step",
     "step",
@@ -102,8 +104,8 @@ class Interleaving:
         return self.random.random() < 0.5
 
     def run(self) -> str | None:
-        """Mostly one of the newest: that is where things are happening."""
-        run_id = self.world.pick(self.random.choice([0, 0, 0, 1, 1, 2, 3]))
+        """Mostly the one that is alive: that is where things are happening."""
+        run_id = self.world.pick(self.random.randrange(4), alive=self.random.random() < 0.6)
         self.world.note(f"run {run_id}:")
         return run_id
 
@@ -115,10 +117,10 @@ class Interleaving:
     def first_start(self) -> None:
         self.start_one(self.slot(), wait=True)
         if self.whether() and (run_id := self.run()):
-            self.world.wait_until_quiet(run_id, 10)
+            self.world.wait_until_ready(run_id, READY_S)
 
     def start_one(self, slot: str, wait: bool) -> None:
-        behaviour = self.one_of(["plain", "plain", *BEHAVIOURS])
+        behaviour = self.one_of(["plain", "plain", "plain", *BEHAVIOURS])
         self.world.note(f"start on {slot}: {behaviour}")
         self.world.start(slot, behaviour, None, wait)
 
@@ -142,7 +144,7 @@ class Interleaving:
     def let_it_become_ready(self) -> None:
         if run_id := self.run():
             self.world.note("  until it is ready")
-            self.world.wait_until_quiet(run_id, 10)
+            self.world.wait_until_ready(run_id, READY_S)
 
     @step(4)
     def order_the_trainer(self) -> None:
