@@ -32,18 +32,8 @@ METRIC_NAMES: dict[str, str] = {
     "tokens/trained": "tokens that carried a gradient",
     "tokens/sampled_per_s": "sampled tokens per second of sampling",
 }
-"""Names in ``metrics.jsonl`` and in W&B. Parts of the reward come besides, as ``reward/<part>``."""
-
-
-class MetricLine(BaseModel):
-    """One step. NaN and infinity are written as null. Metric names are keys beside these."""
-
-    model_config = ConfigDict(extra="allow")
-
-    step: int
-    """1 for the first batch the trainer took."""
-    time: str
-    """ISO 8601, UTC."""
+"""Names in ``metrics.jsonl`` and in W&B. Parts of the reward come besides, as ``reward/<part>``. A line also has
+``step`` (1 for the first batch the trainer took) and ``time`` (ISO 8601, UTC); NaN and infinity are written as null."""
 
 
 class RolloutLine(BaseModel):

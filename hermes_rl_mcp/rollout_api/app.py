@@ -27,6 +27,7 @@ from hermes_rl_mcp.contracts.rollout_api import (
     EnvIdentifier,
     RegisterEnv,
     Registration,
+    RegistrationReply,
 )
 from hermes_rl_mcp.errors import NotFoundError
 from hermes_rl_mcp.rollout_api.bodies import BadGzipError, BodyTooLargeError, inflate, is_gzip, read_body
@@ -151,7 +152,7 @@ class _Rim:
 
     async def register(self, request: Request) -> Response:
         registration = await self._parse(request, _Registration)
-        return JSONResponse({"uuid": self._rollouts.register(Registration(**registration.model_dump()))})
+        return _reply(RegistrationReply(uuid=self._rollouts.register(Registration(**registration.model_dump()))))
 
     async def batch(self, request: Request) -> Response | StoredJSON:
         leased = request.query_params.get("lease", "").lower() in ("1", "true")

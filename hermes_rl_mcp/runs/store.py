@@ -106,14 +106,6 @@ class RunStore:
         """Steps by the trainer. A torn last line is left for next time."""
         return _read_lines(self._paths(run_id).metrics, since_offset)
 
-    def env_metrics(self, run_id: str, since_offset: int = 0) -> Lines:
-        """Lines by the environment."""
-        return _read_lines(self._paths(run_id).env_metrics, since_offset)
-
-    def rollouts(self, run_id: str, since_offset: int = 0) -> Lines:
-        """Samples of scored rollouts. Their text is a model's: data, not instructions."""
-        return _read_lines(self._paths(run_id).rollouts, since_offset)
-
     def latest(self, run_id: str) -> dict[str, Any] | None:
         """The last step's metrics, without reading the steps before it."""
         return outcome.last_metric(self._paths(run_id).metrics)
@@ -130,11 +122,6 @@ class RunStore:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
         return None
-
-    def log_tail(self, run_id: str, process: str, max_bytes: int = 8192) -> str:
-        """End of a log (api, trainer, env or supervisor) as whole lines; progress bars become lines."""
-        self._paths(run_id)
-        return read_tail(self._home.log(process, run_id), max_bytes)
 
     def checkpoints(self, run_id: str) -> Checkpoints:
         """Finished checkpoints by step. A folder without a valid marker, or that lacks a file it names, is none."""

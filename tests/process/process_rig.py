@@ -17,7 +17,7 @@ import pytest
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.runs import Event, RunRecord, RunRequest, RunStatus
-from hermes_rl_mcp.files import now
+from hermes_rl_mcp.files import now, read_tail
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.runs import launch
 from hermes_rl_mcp.runs.store import RunStore
@@ -119,7 +119,10 @@ class Rig:
         return [Event.model_validate_json(line) for line in self.paths(run_id).events.read_text().splitlines()]
 
     def explain(self, run_id: str) -> str:
-        return "\n".join(self.store.log_tail(run_id, name) for name in ("supervisor", "api", "trainer", "env"))
+        return "\n".join(self.log_tail(run_id, name) for name in ("supervisor", "api", "trainer", "env"))
+
+    def log_tail(self, run_id: str, process: str, max_bytes: int = 8192) -> str:
+        return read_tail(self.home.log(process, run_id), max_bytes)
 
     def marked(self, run_id: str) -> list[psutil.Process]:
         """Live processes of this run, by the variable that they all inherit."""

@@ -21,7 +21,7 @@ from process_rig import HOLD, Rig, until
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.errors import PreflightError
-from hermes_rl_mcp.operations import training
+from hermes_rl_mcp.operations import starting
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.settings import load_settings
 from hermes_rl_mcp.runs import launch
@@ -324,7 +324,7 @@ async def test_a_flood_of_undecodable_output_neither_blocks_the_run_nor_its_log_
     run_id = await rig.start({"env": {"spew_bytes": 20_000_000}})
     assert (await rig.end(run_id)).status is RunStatus.COMPLETED
     began = time.monotonic()
-    tail = rig.store.log_tail(run_id, "env", 1000)
+    tail = rig.log_tail(run_id, "env", 1000)
     assert time.monotonic() - began < 3 and len(tail) <= 1000 and "\ufffd" in tail
 
 
@@ -350,7 +350,7 @@ async def test_fi_34_same_idempotency_key_is_the_same_run(rig: Rig) -> None:
     first = await rig.start(HOLD, rig.request(idempotency_key="once"))
     again = await rig.start(HOLD, rig.request(idempotency_key="once"))
     operations = Context(load_settings(rig.environ))
-    as_tool = await training.start_training(operations, "once")  # although nothing is selected
+    as_tool = await starting.start_training(operations, "once")  # although nothing is selected
     assert as_tool.run_id == again == first and len(rig.store.list()) == 1
     await launch.stop(rig.home, first, "test")
     await rig.end(first)

@@ -179,4 +179,4 @@ async def test_a_queued_run_that_another_server_has_relaunched_meanwhile_is_left
     await until(lambda: not is_alive(supervisor))
     monkeypatch.setattr(RunStore, "active", lambda self: as_listed_before)
     assert await launch.relaunch_queued(rig.home, rig.script()) == []
-    assert rig.store.get(run_id) == ended and rig.store.log_tail(run_id, "supervisor").count("run " + run_id) == 1
+    assert rig.store.get(run_id) == ended and rig.log_tail(run_id, "supervisor").count("run " + run_id) == 1

@@ -14,6 +14,7 @@ from test_run_state import create
 from hermes_rl_mcp.contracts.records import CheckpointMarker
 from hermes_rl_mcp.contracts.runs import UNKNOWN, RunRecord, RunStatus, has_ended
 from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
+from hermes_rl_mcp.files import read_tail
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import locks, state
 from hermes_rl_mcp.runs.process import identity_of
@@ -166,20 +167,18 @@ def test_metrics_are_read_on_from_an_offset_and_a_torn_line_waits(home: Home) ->
 
 def test_a_damaged_line_is_skipped_and_those_around_it_count(home: Home) -> None:
     add(home, "0000000a")
-    home.run("0000000a").rollouts.write_bytes(b'{"step": 1}\n\x00\x00\n[1]\n{"step": 2}\n')
-    assert [line["step"] for line in RunStore(home).rollouts("0000000a").lines] == [1, 2]
+    home.run("0000000a").metrics.write_bytes(b'{"step": 1}\n\x00\x00\n[1]\n{"step": 2}\n')
+    assert [line["step"] for line in RunStore(home).metrics("0000000a").lines] == [1, 2]
 
 
-def test_a_log_tail_is_bounded_whole_lines_of_any_bytes(home: Home) -> None:
-    add(home, "0000000a")
-    store, log = RunStore(home), home.log("trainer", "0000000a")
-    assert store.log_tail("0000000a", "trainer") == ""
-    log.parent.mkdir(parents=True)
+def test_the_end_of_a_log_is_bounded_whole_lines_of_any_bytes(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert read_tail(log, 8192) == ""
     log.write_bytes(b"start\r\n  1%\r 50%\r100%\nbad \xff byte\n")
-    assert store.log_tail("0000000a", "trainer").split("\n") == ["start", "  1%", " 50%", "100%", "bad \ufffd byte"]
-    assert store.log_tail("0000000a", "trainer", 12) == ["bad � byte"][0]
+    assert read_tail(log, 8192).split("\n") == ["start", "  1%", " 50%", "100%", "bad \ufffd byte"]
+    assert read_tail(log, 12) == "bad \ufffd byte"
     log.write_bytes(b"x" * 100)
-    assert store.log_tail("0000000a", "trainer", 10) == "x" * 10
+    assert read_tail(log, 10) == "x" * 10
 
 
 def test_only_checkpoints_with_a_valid_marker_and_all_files_are_shown_in_order(home: Home) -> None:
