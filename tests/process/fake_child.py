@@ -252,10 +252,12 @@ class Child:
         folder = self.run_dir / "checkpoints" / f"step_{self.step}"
         names = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")
         (folder / "adapter").mkdir(parents=True, exist_ok=True)
-        hashes = {}
+        lora = self.config["trainer"]
+        adapter = {"r": lora["lora_rank"], "lora_alpha": lora["lora_alpha"]}
+        text = json.dumps({**adapter, "base_model_name_or_path": self.config["run"]["base_model"]})
         for name in names:
-            (folder / name).write_text("{}")
-            hashes[name] = hashlib.sha256(b"{}").hexdigest()
+            (folder / name).write_text(text)
+        hashes = dict.fromkeys(names, hashlib.sha256(text.encode()).hexdigest())
         if not complete:
             (folder / names[1]).unlink()
             return

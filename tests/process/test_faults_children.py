@@ -19,6 +19,7 @@ from hermes_rl_mcp.operations import training
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.settings import load_settings
 from hermes_rl_mcp.paths import install_root
+from hermes_rl_mcp.runs.resume import find_source
 
 pytestmark = pytest.mark.anyio
 _MIB = 2**20
@@ -142,6 +143,7 @@ async def test_fi_30_sigterm_to_the_supervisor_lets_the_trainer_checkpoint_and_c
     assert record.error is None and record.processes["trainer"].exit_code == 143
     [checkpoint] = rig.store.checkpoints(run_id)
     assert checkpoint.marker.step == 2
+    assert find_source(rig.home, run_id).step == 2, "it can be continued from there"
     assert not rig.marked(run_id)
 
 
