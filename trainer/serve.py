@@ -43,6 +43,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="builtin:tiny, builtin:smollm2-135m, a Hub id or a folder")
     parser.add_argument("--adapter", type=Path, default=None, help="PEFT adapter folder")
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--allow-remote", action="store_true", help="let --host be another address than loopback")
     parser.add_argument("--port", type=port_number, default=8001)
     parser.add_argument("--listen-fd", type=int, default=None, help="descriptor of a bound socket to serve on")
     parser.add_argument("--nonce", default="", help="answered on /health")
@@ -50,7 +51,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--torch-threads", type=int, default=0, help="0 = all cores")
     parser.add_argument("--max-rows", type=int, default=64, help="completions decoded together")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.allow_remote and not is_loopback(options.host):
+        parser.error(
+            f"{options.host} is not a loopback address: anybody in the network could use this machine. "
+            "Add --allow-remote if that is what you want."
+        )
+    return options
 
 
 def _serve(options: argparse.Namespace, home: Home, stop: StopSignal) -> None:

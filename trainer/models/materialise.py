@@ -40,7 +40,9 @@ class Builtin:
 
 def _copy_tiny(folder: Path, progress: Progress) -> Origin:
     progress("copying the tiny model that comes with this package")
-    shutil.copytree(Path(__file__).parent / "tiny", folder, dirs_exist_ok=True)
+    # Not the package's own modes, which let everybody read.
+    shutil.copytree(Path(__file__).parent / "tiny", folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    folder.chmod(0o700)
     return Origin(origin="shipped with hermes-rl-mcp")
 
 

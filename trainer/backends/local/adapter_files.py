@@ -15,6 +15,7 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
 from hermes_rl_mcp.errors import PreflightError
+from hermes_rl_mcp.files import read_file
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 NOTES_FILE = "hermes_rl.json"
@@ -53,15 +54,29 @@ def restore(peft: Any, folder: Path) -> None:
     set_peft_model_state_dict(peft, load_file(folder / WEIGHTS_FILE))
 
 
+def _refused(folder: Path, why: str) -> PreflightError:
+    return PreflightError(
+        f"{folder} is not an adapter that can be loaded: {why}.",
+        hint="Give the adapter folder that rl_get_results names.",
+    )
+
+
 def check_base(folder: Path, base_sha256: str) -> dict[str, str]:
     """What the adapter says of itself. Raises PreflightError if it belongs to another base or is no adapter."""
     if not (folder / "adapter_config.json").is_file():
-        raise PreflightError(
-            f"{folder} is not a PEFT adapter: it has no adapter_config.json.",
-            hint="Give the adapter folder that rl_get_results names.",
-        )
+        raise _refused(folder, "it has no adapter_config.json")
     try:
-        notes: dict[str, str] = json.loads((folder / NOTES_FILE).read_text())
+        config = json.loads(read_file(folder / "adapter_config.json"))
+    except (OSError, ValueError) as error:
+        raise _refused(folder, f"its adapter_config.json cannot be read ({error})") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise _refused(folder, "its adapter_config.json is not that of a LoRA adapter")
+    if config.get("auto_mapping"):
+        raise _refused(folder, "its adapter_config.json names code (auto_mapping), and no code of an adapter is run")
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise _refused(folder, f"it has no {WEIGHTS_FILE}; other formats can run code and are not loaded")
+    try:
+        notes: dict[str, str] = json.loads(read_file(folder / NOTES_FILE))
     except FileNotFoundError:
         return {}
     if notes.get("base_sha256") not in (None, base_sha256):
