@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 import time
 
 import anyio
@@ -13,6 +16,8 @@ from hermes_rl_mcp.contracts.runs import RunStatus
 from hermes_rl_mcp.errors import PreflightError
 from hermes_rl_mcp.runs import launch, locks
 from hermes_rl_mcp.runs.process import identity_of, is_alive
+from hermes_rl_mcp.runs.runconfig import first_record
+from hermes_rl_mcp.runs.state import RunState
 
 pytestmark = pytest.mark.anyio
 
@@ -110,3 +115,22 @@ async def test_a_start_that_the_file_system_refuses_is_refused_with_the_reason(r
     with pytest.raises(PreflightError, match="could not be started: "):
         await launch.start(rig.home, rig.request(run_id="0000000d"), rig.script())
     assert in_the_way.exists(), "it is not ours to remove"
+
+
+@pytest.mark.parametrize("dead", [True, False])
+async def test_fi_03_a_killed_supervisor_that_still_lets_go_of_its_lock_is_waited_for(rig: Rig, dead: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:  # noqa: ASYNC220 - it blocks for the time of a fork
+        ended = identity_of(process.pid)
+    request = rig.request()
+    paths = rig.paths(request.run_id)
+    paths.dir.mkdir(parents=True)
+    supervisor = ended if dead else identity_of(os.getpid())
+    changes = {"status": RunStatus.RUNNING, "supervisor": supervisor}
+    RunState.create(paths, first_record(rig.home, request).model_copy(update=changes), "forged")
+    lock = locks.take(paths.supervisor_lock)
+    assert lock is not None
+    last_thread = threading.Timer(0.3, lock.release)
+    last_thread.start()
+    seen = rig.store.get(request.run_id).status
+    last_thread.join()
+    assert seen is (RunStatus.INTERRUPTED if dead else RunStatus.RUNNING), "of a live one the lock says enough"
