@@ -6,7 +6,6 @@ is written last, after everything it speaks of.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -35,6 +34,7 @@ from trainer.loop import Loop, Outcome, Recorders
 from trainer.metrics import JsonLines, LastEvaluation, Metrics, utc_now
 from trainer.progress import ProgressFile
 from trainer.rollout_client import RolloutClient
+from trainer.run_files import keep_steps_up_to, last_step, rewards
 from trainer.sampling_app import create_app
 from trainer.service import SamplingService
 from trainer.stopping import EXIT_CODE, StopSignal
@@ -204,7 +204,7 @@ class _Trainer:
         self._service.phase(f"restoring {checkpoint.folder.name}")
         counters = checkpoints.restore(checkpoint)
         for path in (self._paths.metrics, self._paths.rollouts):
-            _keep_steps_up_to(path, counters.step)
+            keep_steps_up_to(path, counters.step)
         return counters
 
     def _train(self, backend: Backend, checkpoints: Checkpoints, start: Counters | None) -> Outcome:
@@ -243,7 +243,7 @@ class _Trainer:
                 preview_tokens=config.max_token_length,
                 stopping=self._stop.event.is_set,
                 start=start,
-                earlier_rewards=_rewards(self._paths.metrics) if start else (),
+                earlier_rewards=rewards(self._paths.metrics) if start else (),
             )
             self._service.phase("registering with the rollout API")
             source.register(self._registration(start.step if start else 0))
@@ -334,26 +334,8 @@ def _without_address(env: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     return {name: value for name, value in env.items() if name != "rollout_server_url"}
 
 
-def _keep_steps_up_to(path: Path, last: int) -> None:
-    """Drop the lines of steps that the checkpoint does not know; they will be taken again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            if json.loads(line)["step"] <= last:
-                kept.append(line + "\n")
-    write_atomic(path, "".join(kept))
-
-
-def _rewards(metrics: Path) -> list[float]:
-    """Mean reward of every step on record."""
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
-    return [line["reward/mean"] for line in lines if line.get("reward/mean") is not None]
-
-
 def _report_failure(paths: RunPaths, error: str, hint: str) -> None:
-    step = _last_step(paths.metrics)
+    step = last_step(paths.metrics)
     error = redact_text(error, secret_values(os.environ))
     report = ChildReport(
         process="trainer", status="failed", step=step, error=error, hint=hint or None, finished_at=utc_now()
@@ -362,9 +344,3 @@ def _report_failure(paths: RunPaths, error: str, hint: str) -> None:
         write_atomic(paths.report("trainer"), report.model_dump_json(indent=1) + "\n")
     except OSError as problem:
         _log.error("the report could not be written: %s", problem)
-
-
-def _last_step(metrics: Path) -> int:
-    with suppress(OSError, ValueError, IndexError, KeyError):
-        return int(json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"])
-    return 0

@@ -23,7 +23,7 @@ from hermes_rl_mcp.contracts.results import (
     StopTraining,
     TestInference,
 )
-from hermes_rl_mcp.operations import environments, status, training
+from hermes_rl_mcp.operations import environments, starting, status, training
 from hermes_rl_mcp.operations.context import Context, Progress, no_progress
 from hermes_rl_mcp.operations.settings import Flags, Operator, load_settings
 
@@ -54,7 +54,7 @@ class Operations:
     async def start_training(
         self, idempotency_key: str | None = None, resume_from: str | None = None, dry_run: bool = False
     ) -> StartTraining:
-        return await training.start_training(self.context, idempotency_key, resume_from, dry_run)
+        return await starting.start_training(self.context, idempotency_key, resume_from, dry_run)
 
     async def check_status(
         self, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress

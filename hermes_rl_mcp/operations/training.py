@@ -1,215 +1,27 @@
-"""Starting, stopping, listing and summing up runs. The runs themselves are detached supervisors; see runs/."""
+"""Stopping, listing and summing up runs. The runs themselves are detached supervisors; see runs/."""
 
 from __future__ import annotations
-
-import logging
-import time
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import anyio
 from pydantic import JsonValue
 
-from hermes_rl_mcp.catalog.describe import file_sha256
 from hermes_rl_mcp.contracts.results import (
     GetResults,
     HistoryRow,
     ListRuns,
     RunLogs,
     RunSummary,
-    StartTraining,
     StopTraining,
 )
-from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus
-from hermes_rl_mcp.errors import InvalidValueError, PreflightError, UnreadableRunError
-from hermes_rl_mcp.files import read_file
+from hermes_rl_mcp.contracts.runs import RunRecord
+from hermes_rl_mcp.errors import UnreadableRunError
 from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.actual import actual
 from hermes_rl_mcp.operations.context import Context
-from hermes_rl_mcp.operations.environments import Selected, selected
-from hermes_rl_mcp.operations.estimating import Forecast, forecast
 from hermes_rl_mcp.operations.reading import RunReader
-from hermes_rl_mcp.operations.resume import Continuation, continuation
-from hermes_rl_mcp.paths import claims_dir
-from hermes_rl_mcp.redact import redact
-from hermes_rl_mcp.runs import claims, launch
-from hermes_rl_mcp.runs.checks import problems
-from hermes_rl_mcp.runs.device import chosen_device, detect_device
-from hermes_rl_mcp.runs.preflight import preflight
-from hermes_rl_mcp.runs.request import RunIdentity, build_request
-from hermes_rl_mcp.runs.runconfig import first_record
+from hermes_rl_mcp.runs import launch
 
-log = logging.getLogger(__name__)
-
-START_WAIT_S = 10.0
-"""rl_start_training answers when the supervisor has written its first record, which takes about a second."""
-MEASURE_S, DRY_MEASURE_S = 5.0, 40.0
-"""From the call to the end of a measurement of the machine: a start answers within 10 s, a dry run within a minute."""
 _META_KEYS = ("step", "time")
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A run that could be started: nothing of it exists yet."""
-
-    request: RunRequest
-    forecast: Forecast
-    origin: Continuation | None
-
-
-async def start_training(
-    context: Context, idempotency_key: str | None = None, resume_from: str | None = None, dry_run: bool = False
-) -> StartTraining:
-    """rl_start_training. Everything that can be known to fail is found before anything is started.
-
-    A second call with the same key answers with the run of the first, whatever the configuration is by then.
-    ``resume_from`` is an ended run, which the new one continues. With ``dry_run`` everything is checked and nothing
-    made.
-    """
-    until = time.monotonic() + (DRY_MEASURE_S if dry_run else MEASURE_S)
-    if idempotency_key and not dry_run:
-        known = await anyio.to_thread.run_sync(launch.run_with_key, context.home, idempotency_key)
-        if known:
-            return _started(context, _request(context, known), (await RunReader.open(context, known)).record)
-    plan = await _plan(context, idempotency_key, resume_from, until)
-    request = plan.request
-    if dry_run:
-        await anyio.to_thread.run_sync(partial(preflight, context.home, request, context.operator.environ, dry=True))
-        return _explained(plan, _planned(context, plan))
-    prepare: launch.Prepare | None = partial(plan.origin.prepare, request) if plan.origin else None
-    record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare)
-    if record.run_id != request.run_id:
-        return _started(context, _request(context, record.run_id), record)
-    return _explained(plan, _started(context, request, record))
-
-
-async def _plan(context: Context, idempotency_key: str | None, resume_from: str | None, until: float) -> _Plan:
-    origin = await continuation(context, resume_from) if resume_from else None
-    now = origin.selected if origin else await selected(context)
-    await _check(context, now)
-    found = await anyio.to_thread.run_sync(detect_device, context.operator.environ)
-    identity = RunIdentity(
-        run_id=launch.new_run_id(),
-        created_at=context.now().isoformat(timespec="milliseconds"),
-        env_sha256=file_sha256(Path(now.info.file_path)),
-        device=chosen_device(now.resolution.fields["device"].value, found),
-    )
-    request = build_request(now.resolution, now.info, context.home, identity, idempotency_key or None)
-    if origin:
-        request = origin.continued(request)
-    expected = await forecast(context, request, now.resolution.schema, until=until)
-    return _Plan(request.model_copy(update={"estimate": expected.estimate}), expected, origin)
-
-
-def _explained(plan: _Plan, answer: StartTraining) -> StartTraining:
-    answer = answer.model_copy(update={"warnings": [*answer.warnings, *plan.forecast.warnings]})
-    return answer if plan.origin is None else plan.origin.explained(plan.request, answer)
-
-
-def _request(context: Context, run_id: str) -> RunRequest:
-    return RunRequest.model_validate_json(read_file(context.home.run(run_id).request))
-
-
-async def relaunch_queued(context: Context) -> list[str]:
-    """Queued runs that a reboot left without a supervisor get a new one. For a server's start: never raises."""
-    try:
-        found = await launch.relaunch_queued(context.home, context.operator.environ)
-    except Exception:  # a boundary: whatever is wrong with old runs, the server must serve
-        log.exception("queued runs of before the reboot were not started again")
-        return []
-    if found:
-        log.info("started again after the reboot: %s", ", ".join(found))
-    return found
-
-
-async def _check(context: Context, now: Selected) -> None:
-    found = problems(now.resolution)
-    if found:
-        first = found[0]
-        rest = [str(problem) for problem in found[1:]]
-        hint = " ".join([first.hint, *(f"Also: {text}" for text in rest)])
-        raise InvalidValueError(first.message, hint=hint, details=first.details)
-    values = now.resolution.section("env")
-    reply = await context.describer.validate(now.info, values)
-    if not reply.ok:
-        reasons = "; ".join(f"{name}: {text}" for name, text in reply.errors.items())
-        raise InvalidValueError(
-            f"The environment '{now.info.name}' refuses its configuration: {reasons}.",
-            hint="Change the field with rl_edit_config.",
-            details={"fields": sorted(reply.errors)},
-        )
-    _check_data_dir(values.get("data_dir"))
-
-
-def _check_data_dir(folder: JsonValue) -> None:
-    if isinstance(folder, str) and folder and not Path(folder).expanduser().is_dir():
-        raise PreflightError(
-            f"data_dir = '{folder}' is not an existing folder.",
-            hint="Set it with rl_edit_config to the folder that holds the data, as an absolute path.",
-            details={"field": "data_dir"},
-        )
-
-
-def _planned(context: Context, plan: _Plan) -> StartTraining:
-    """The answer of a dry run: that of a start, without what only a run has."""
-    record = first_record(context.home, plan.request)
-    ahead = plan.forecast.ahead
-    message = "Nothing was started (dry_run). Every check passed."
-    if ahead:
-        message += f" A run started now would wait for the {plan.request.device} behind {', '.join(ahead)}."
-    return _started(context, plan.request, record).model_copy(
-        update={
-            "run_id": "",
-            "status": "not started",
-            "wandb_run_name": "",
-            "config_path": "",
-            "logs": RunLogs(api="", trainer="", env=""),
-            "message": message,
-            "dry_run": True,
-            "queue_position": len(ahead) or None,
-        }
-    )
-
-
-def _started(context: Context, request: RunRequest, record: RunRecord) -> StartTraining:
-    values: dict[str, JsonValue] = {
-        **request.server_values,
-        **request.trainer.model_dump(mode="json"),
-        **request.env,
-        "model_name": request.base_model,
-        "server_type": request.server_type,
-    }
-    return StartTraining(
-        run_id=request.run_id,
-        status=record.status.value,
-        environment=request.environment,
-        config=redact(values),
-        wandb_project=record.wandb_project,
-        wandb_run_name=record.wandb_run_name,
-        config_path=str(context.home.run(request.run_id).config),
-        logs=logs(context, request.run_id),
-        message=_started_message(context, record),
-        env_file=request.env_file,
-        env_sha256=request.env_sha256,
-        resumed_from=request.resume_from,
-        resumed_step=request.resume_step,
-        queue_position=record.queue_position,
-        estimate=request.estimate,
-    )
-
-
-def _started_message(context: Context, record: RunRecord) -> str:
-    follow = "Follow it with rl_check_status(run_id, wait_seconds=50)."
-    if record.status is RunStatus.QUEUED:
-        holder = claims.holder(claims_dir(context.operator.environ), record.device)
-        by = f"run {holder} has it" if holder and holder != record.run_id else "it is about to be free"
-        place = f" at position {record.queue_position}" if record.queue_position else ""
-        return (
-            f"Run {record.run_id} waits for the {record.device}{place}: {by}. "
-            f"It starts by itself, also without this client. {follow}"
-        )
-    return f"Run {record.run_id} was started in the background and goes on without this client. {follow}"
 
 
 async def stop_training(context: Context, run_id: str) -> StopTraining:

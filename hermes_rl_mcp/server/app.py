@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from hermes_rl_mcp import __version__
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.operations import Operations
-from hermes_rl_mcp.operations.training import relaunch_queued
+from hermes_rl_mcp.operations.starting import relaunch_queued
 from hermes_rl_mcp.redact import redact_text, secret_values
 from hermes_rl_mcp.server import resources, tools
 from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, masked, plain_failure

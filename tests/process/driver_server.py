@@ -26,7 +26,7 @@ import psutil
 
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.errors import HermesRLError
-from hermes_rl_mcp.operations import training
+from hermes_rl_mcp.operations import starting
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.runs import launch
 
@@ -78,7 +78,7 @@ class Driver:
         self._writing = threading.Lock()
 
     def serve(self) -> None:
-        relaunched = anyio.run(training.relaunch_queued, self._operations.context)
+        relaunched = anyio.run(starting.relaunch_queued, self._operations.context)
         self.say({"id": 0, "ok": {"relaunched": relaunched}})
         for line in sys.stdin:
             threading.Thread(target=self.carry_out, args=(json.loads(line),), daemon=True).start()
@@ -105,7 +105,7 @@ class Driver:
         return {"run_id": record.run_id, "status": record.status.value}
 
     async def stop(self, command: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._operations.stop_training(command["run_id"])
+        answer = await self._operations.stop_starting(command["run_id"])
         return {"run_id": answer.run_id, "status": answer.status}
 
     async def look(self, command: dict[str, Any]) -> dict[str, Any]:

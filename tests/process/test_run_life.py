@@ -21,7 +21,7 @@ from process_rig import HOLD, Rig, until
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.errors import PreflightError
-from hermes_rl_mcp.operations import starting
+from hermes_rl_mcp.operations import starting, training
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.settings import load_settings
 from hermes_rl_mcp.runs import launch
