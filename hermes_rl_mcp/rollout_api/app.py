@@ -35,7 +35,8 @@ from hermes_rl_mcp.rollout_api.delivery import StoredJSON
 from hermes_rl_mcp.rollout_api.env_status import env_status
 from hermes_rl_mcp.rollout_api.groups import FieldError, Group, decode_many, decode_one
 from hermes_rl_mcp.rollout_api.guard import Guard
-from hermes_rl_mcp.rollout_api.rollouts import Rollouts, Submission, TrainerNotRegisteredError, UnavailableError
+from hermes_rl_mcp.rollout_api.repetitions import Submission
+from hermes_rl_mcp.rollout_api.rollouts import Rollouts, TrainerNotRegisteredError, UnavailableError
 from hermes_rl_mcp.rollout_api.state import BatchOut
 
 ROOT_MESSAGE = "AtroposLib API"

@@ -12,7 +12,6 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from hermes_rl_mcp.contracts.rollout_api import (
     HealthReply,
@@ -29,6 +28,7 @@ from hermes_rl_mcp.rollout_api.batches import choose_batch, exact_subset, minimu
 from hermes_rl_mcp.rollout_api.groups import FieldError, Group
 from hermes_rl_mcp.rollout_api.journal import Journal
 from hermes_rl_mcp.rollout_api.limits import Limits
+from hermes_rl_mcp.rollout_api.repetitions import Repetitions, Submission
 from hermes_rl_mcp.rollout_api.state import BatchOut, State
 
 log = logging.getLogger(__name__)
@@ -50,24 +50,6 @@ class UnavailableError(HermesRLError):
     """Right now nothing more can be stored; the client should try again later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """What became of the groups of one request. ``buffer_size``: sequences left in the last buffer that got one."""
-
-    groups: int
-    buffered: int
-    buffer_size: int
-
-
-@dataclass(slots=True)
-class _Seen:
-    """A body that was stored not long ago."""
-
-    at: float
-    answer: Submission
-    repeats: int = 0
-
-
 class Rollouts:
     """One run's trajectory queue."""
 
@@ -85,7 +67,7 @@ class Rollouts:
         self._journal = journal
         self._clock = clock
         self._new_id = new_id
-        self._seen: dict[str, _Seen] = {}
+        self._repetitions = Repetitions(self.limits, clock)
         self._handed_at: dict[str, float] = {}
         self._contacts: dict[int, float] = {}
         self._next_warning = -math.inf
@@ -97,7 +79,7 @@ class Rollouts:
         for event in journal.read():
             self.state.apply(event)
             if isinstance(event, events.Submitted):
-                self._remember(event.digest, Submission(len(event.groups), 0, 0))
+                self._repetitions.remember(event.digest, Submission(len(event.groups), 0, 0))
         journal.start()
         now = self._clock()
         self._handed_at = dict.fromkeys(self.state.out, now)
@@ -359,7 +341,7 @@ class Rollouts:
         """Store all groups of one request, or none. ``digest`` identifies its body."""
         for env_id in {group.env_id for group in groups}:
             self.heard_of(env_id)
-        if known := self._repetition(digest):
+        if known := self._repetitions.known(digest):
             return known
         self._check(groups)
         placed = tuple(
@@ -372,7 +354,7 @@ class Rollouts:
             self._release(env_id)
         left = sum(group.size for group in self.state.buffers[buffers[-1]].values()) if buffers else 0
         answer = Submission(len(groups), len(buffers), left)
-        self._remember(digest, answer)
+        self._repetitions.remember(digest, answer)
         return answer
 
     def _check(self, groups: Sequence[Group]) -> None:
@@ -408,28 +390,11 @@ class Rollouts:
                 return
             self._commit(events.Released(env_id, tuple(seqs[index] for index in chosen)))
 
-    def _repetition(self, digest: str) -> Submission | None:
-        seen = self._seen.get(digest)
-        if seen is None or self._clock() - seen.at > self.limits.duplicate_window_s:
-            return None
-        if seen.repeats >= self.limits.duplicate_repeats:
-            return None
-        seen.repeats += 1
-        log.info("The same %d groups were sent again; stored once", seen.answer.groups)
-        return seen.answer
-
-    def _remember(self, digest: str, answer: Submission) -> None:
-        now = self._clock()
-        self._seen.pop(digest, None)
-        self._seen[digest] = _Seen(now, answer)
-        while (oldest := next(iter(self._seen.values()))) and now - oldest.at > self.limits.duplicate_window_s:
-            del self._seen[next(iter(self._seen))]
-
     # Everybody
 
     def reset(self) -> None:
         self._commit(events.Reset())
-        self._seen.clear()
+        self._repetitions.clear()
         self._handed_at.clear()
         self._contacts.clear()
         self._tidy_journal()

@@ -159,7 +159,7 @@ def test_what_was_seen_long_ago_is_forgotten(rollouts: Rollouts, clock: Clock) -
     for tag in range(100):
         post(rollouts, tag)
         clock.now += rollouts.limits.duplicate_window_s / 10
-    assert len(rollouts._seen) <= 11
+    assert len(rollouts._repetitions) <= 11
 
 
 def test_a_refused_submission_may_be_sent_again(clock: Clock) -> None:
