@@ -107,7 +107,9 @@ def flags(found: Sequence[Flag]) -> list[str]:
 
 
 def _next_after(result: CheckStatus) -> str:
-    if result.status in ("completed", "stopped"):
+    if result.status == "stopped":
+        return "Next: rl_get_results, or rl_start_training(resume_from=run_id) to go on."
+    if result.status == "completed":
         return "Next: rl_get_results."
     if result.status in ("failed", "interrupted", "unreadable"):
         return f"Logs: {result.logs.trainer}, {result.logs.env}, {result.logs.api}"
