@@ -116,6 +116,8 @@ class StartTraining(Result):
     """Runs ahead of this one on the device, when ``status`` is queued."""
     resumed_from: str | None = None
     resumed_step: int | None = None
+    sends_to: list[str] = Field(default_factory=list)
+    """Hosts outside of this machine that are sent something of the run, and what."""
     warnings: list[str] = Field(default_factory=list)
     """Nothing that prevents the run, but worth knowing before it goes on for hours."""
 
@@ -161,6 +163,8 @@ class CheckStatus(Result):
     message: str | None = None
     wandb_url: str | None = None
     wandb_error: str | None = None
+    sends_to: list[str] = Field(default_factory=list)
+    """Hosts outside of this machine that are sent something of the run, and what."""
     stalled: bool = False
     waiting: str = ""
     """Which process waits for what."""

@@ -18,6 +18,7 @@ from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.redact import secret_values
+from hermes_rl_mcp.runs.receivers import receivers
 
 
 def known_secrets(context: Context, run_id: str) -> list[str]:
@@ -92,11 +93,19 @@ class RunReader:
 
     def estimate(self) -> Estimate | None:
         """What was said before the start; None for runs of a version that said nothing."""
+        request = self._request()
+        return request.estimate if request else None
+
+    def sends_to(self) -> list[str]:
+        """Hosts outside of this machine that the run is told to send something to."""
+        request = self._request()
+        return receivers(request, self._context.operator.environ) if request else []
+
+    def _request(self) -> RunRequest | None:
         try:
-            request = RunRequest.model_validate_json(read_file(self._context.home.run(self.record.run_id).request))
+            return RunRequest.model_validate_json(read_file(self._context.home.run(self.record.run_id).request))
         except (OSError, ValidationError):
             return None
-        return request.estimate
 
     def report(self) -> ChildReport | None:
         """The trainer's word on its own end."""

@@ -100,6 +100,7 @@ def snapshot(context: Context, reader: RunReader, flags: list[Flag] | None = Non
         stop_unconfirmed=bool(record.leftover_pids),
         wandb_url=url,
         wandb_error=problem,
+        sends_to=reader.sends_to(),
         stalled=record.stalled and not record.status.terminal,
         waiting=reader.waiting(),
         flags=reader.flags() if flags is None else flags,

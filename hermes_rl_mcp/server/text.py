@@ -70,6 +70,7 @@ def started(result: StartTraining) -> str:
         lines += [f"run_id: {result.run_id}", f"status: {result.status}", f"config: {result.config_path}"]
     if result.estimate is not None:
         lines += expected(result.estimate)
+    lines += [f"sends to {text}" for text in result.sends_to]
     return "\n".join([*lines, *(f"note: {text}" for text in result.warnings)])
 
 
@@ -85,6 +86,7 @@ def status(result: CheckStatus) -> str:
     step = f"step {result.metrics.step or 0} of {result.total_steps}"
     shown = {name: result.latest[name] for name in _KEY_METRICS if name in result.latest}
     lines.append(f"{step}; {_pairs(shown)}" if shown else step)
+    lines += [f"sends to {text}" for text in result.sends_to]
     if result.eta_seconds is not None:
         lines.append(f"about {result.eta_seconds:.0f} s left")
     if result.queue_position is not None:

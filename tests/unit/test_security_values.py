@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.environments import EnvironmentSchema, FieldInfo
 from hermes_rl_mcp.contracts.profiles import HERMES, LOCAL, Profile
+from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.envs.config import BaseEnvConfig
 from hermes_rl_mcp.envs.options import parse_flags
 from hermes_rl_mcp.envs.options import resolve as resolve_options
@@ -22,6 +23,7 @@ from hermes_rl_mcp.operations.settings import load_settings
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.addresses import address_of, hosts_of, is_metadata_service, needs_permission
 from hermes_rl_mcp.runs.checks import check_edit, check_model, check_value
+from hermes_rl_mcp.runs.receivers import receivers
 from hermes_rl_mcp.runs.resolve import Resolution, resolve
 
 HOME = Home(Path("/home/u/.hermes"))
@@ -207,3 +209,33 @@ def test_address_of_reads_every_spelling_and_no_names() -> None:
     assert str(address_of("0x7f.1")) == "127.0.0.1"
     assert address_of("deadbeef") is None
     assert address_of("") is None
+
+
+def test_sec_29_hosts_that_are_sent_something_are_named_with_what() -> None:
+    values: dict[str, Any] = {
+        "run_id": "0123abcd",
+        "created_at": "2026-01-01T00:00:00Z",
+        "environment": "e",
+        "env_file": "/e.py",
+        "env_class": "E",
+        "env_sha256": "0",
+        "profile": "local",
+        "base_model": "builtin:tiny",
+        "model_path": "m",
+        "tokenizer_name": "t",
+        "env": {
+            "judge_url": "https://judge.example/v1",
+            "own": "http://127.0.0.1:8000",
+            "text": "see http://other.example",
+        },
+        "trainer": TrainerConfig(use_wandb=True),
+    }
+    request = RunRequest.model_validate(values)
+    assert receivers(request, {}) == [
+        "api.wandb.ai: metrics and settings (use_wandb)",
+        "judge.example: what the environment sends there (judge_url)",
+        "other.example: what the environment sends there (text)",
+    ]
+    assert receivers(request, {"WANDB_BASE_URL": "https://wandb.corp.example"})[0].startswith("wandb.corp.example: ")
+    quiet = RunRequest.model_validate({**values, "env": {}, "trainer": TrainerConfig()})
+    assert receivers(quiet, {}) == []
