@@ -20,7 +20,7 @@ import pytest
 
 from hermes_rl_mcp.paths import Home
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SECRETS = {
     "OPENAI_API_KEY": "SENTINEL-openai-0123456789",
