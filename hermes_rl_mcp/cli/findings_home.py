@@ -172,7 +172,8 @@ def _holder(port: int) -> str:
     """Who listens there, as far as this user may know."""
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            here = connection.laddr.port if connection.laddr else None
+            if connection.status == psutil.CONN_LISTEN and here == port and connection.pid:
                 return f"{printable(psutil.Process(connection.pid).name(), 40)} (pid {connection.pid})"
     except (psutil.Error, OSError):
         pass

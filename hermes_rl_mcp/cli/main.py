@@ -202,16 +202,19 @@ def runs_logs(
     """Print the logs of a run's processes."""
     from hermes_rl_mcp.cli import logs, runs
     from hermes_rl_mcp.contracts.runs import has_ended
+    from hermes_rl_mcp.operations.reading import known_secrets
+    from hermes_rl_mcp.redact import redact_text
 
     at = runs.context(os.environ)
     runs.shown(at, run_id)  # an unknown run is an error, not an empty log
     names = [process.value] if process else [name.value for name in LogName]
     files = [logs.LogFile(name, at.home.log(name, run_id)) for name in names]
+    secrets = known_secrets(at, run_id)
     for line in logs.lines(files, tail):
-        typer.echo(line)
+        typer.echo(redact_text(line, secrets))
     if follow:
         for line in logs.follow(files, lambda: has_ended(runs.shown(at, run_id)[0].status)):
-            typer.echo(line)
+            typer.echo(redact_text(line, secrets))
 
 
 @runs_app.command("prune")

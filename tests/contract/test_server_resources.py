@@ -79,7 +79,9 @@ async def test_what_is_on_disk_now_is_listed_and_can_be_read(
 
 
 @pytest.mark.anyio
-async def test_sec_02_neither_configuration_nor_log_shows_a_secret(environ: dict[str, str], ended_run: RunPaths) -> None:
+async def test_sec_02_neither_configuration_nor_log_shows_a_secret(
+    environ: dict[str, str], ended_run: RunPaths
+) -> None:
     async with in_memory(environ) as call:
         config = await read(call, f"rl://runs/{RUN_ID}/config")
         log = await read(call, f"rl://runs/{RUN_ID}/logs/trainer")
