@@ -19,7 +19,7 @@ class Limits:
     """Of groups held in memory. Past half of it environments are told to pause, past all of it posting gets 503."""
     queue_groups: int = 20_000
     """As ``queue_bytes``, for very small groups; also bounds the time it takes to put a batch together."""
-    kept_bytes: int = 512 * MIB
+    kept_bytes: int = 1024 * MIB
     """Of batches that are trained and in no checkpoint yet. Apart from ``queue_bytes``: they push nobody back."""
     kept_batches: int = 100
     """As ``kept_bytes``, for a trainer that does not say how often it makes a checkpoint."""

@@ -27,7 +27,7 @@ from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.paths import PROCESS_LOGS, Home
 from hermes_rl_mcp.runs.launch import run_with_key
 
-TARGETS_S = {"list of 50": 0.5, "list of all": 0.5, "status": 0.3, "results": 0.3, "end of a log": 0.3, "key": 0.3}
+TARGETS_S = {"list of 50": 0.5, "list of all": 0.5, "status": 0.3, "results": 0.3, "end of a log": 0.3, "key": 0.5}
 STEPS = 3000
 LOGS_BYTES = 2 << 30
 REPEATS = 7
