@@ -63,6 +63,8 @@ class Watch:
     keys: dict[str, str] = field(default_factory=dict)
     """Run that each idempotency key gave."""
     starts: list[Acknowledged] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    """Runs whose supervisor was killed or never was."""
     first_events: dict[str, list[Event]] = field(default_factory=dict)
 
     def run_ids(self) -> list[str]:
@@ -76,7 +78,7 @@ class Watch:
             self.events_are_whole(run_id)
             if record.status.terminal:
                 self.a_closed_record_stays(run_id)
-                self.completion_is_proven(record)
+                self.its_end_had_a_cause(record)
                 self.nothing_of_a_closed_run_lives(record)
         self.queued_runs_start_in_order()
         self.signals_reach_only_the_runs()
@@ -147,9 +149,15 @@ class Watch:
         if text != first:
             raise Violated(f"{run_id} had ended, and its record changed from {first!r} to {text!r}")
 
+    def its_end_had_a_cause(self, record: RunRecord) -> None:
+        if record.status is RunStatus.COMPLETED:
+            self.completion_is_proven(record)
+        if record.status is RunStatus.STOPPED and not self.home.run(record.run_id).stop_request.exists():
+            raise Violated(f"{record.run_id} is stopped, and nobody asked for it")
+        if record.status is RunStatus.INTERRUPTED and record.supervisor and record.run_id not in self.lost:
+            raise Violated(f"{record.run_id} is interrupted, and nobody killed its supervisor")
+
     def completion_is_proven(self, record: RunRecord) -> None:
-        if record.status is not RunStatus.COMPLETED:
-            return
         try:
             path = self.home.run(record.run_id).report("trainer")
             report = ChildReport.model_validate_json(path.read_bytes())

@@ -315,6 +315,8 @@ class World:
         """SIGKILL to each of its processes in this role, by identity."""
         for seen in self.watch.processes():
             if seen.run_id == run_id and seen.role == role:
+                if role == "supervisor":
+                    self.watch.lost.add(run_id)
                 signal_process(seen.identity, signal.SIGKILL)
 
     def wait_until_ready(self, run_id: str, timeout_s: float) -> None:
@@ -343,6 +345,7 @@ class World:
         self.home.runs.mkdir(parents=True, exist_ok=True)
         write_atomic(draft / "request.json", request.model_dump_json())
         RunState.create(type(paths)(draft), record.model_copy(update=changes), "forged")
+        self.watch.lost.add(request.run_id)
         draft.rename(paths.dir)
         return request.run_id
 

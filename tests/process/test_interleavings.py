@@ -82,12 +82,15 @@ class Interleaving:
         self.seed = seed
         self.world = world
         self.random = random.Random(seed)
+        # Every seed has likings of its own, or all would be the same mixture, in which no run lives long.
+        self.weights = [weight * self.random.choice([0, 1, 1, 4]) for weight in _WEIGHTS.values()]
+        self.orders = self.random.sample(TRAINER, 3)
 
     def carry_out(self) -> None:
         """Raises Violated with the steps that led there."""
         try:
             self.first_start()
-            for action in self.random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=STEPS):
+            for action in self.random.choices(list(_WEIGHTS), self.weights, k=STEPS):
                 action(self)
                 self.world.check()
             self.world.finish()
@@ -130,7 +133,7 @@ class Interleaving:
         if self.has_room():
             self.start_one(slot, wait)
 
-    @step(1)
+    @step(2)
     def start_by_key_on_both(self) -> None:
         key, wait = self.one_of(["once", "twice"]), self.whether()
         if self.has_room():
@@ -148,7 +151,7 @@ class Interleaving:
 
     @step(4)
     def order_the_trainer(self) -> None:
-        order = self.one_of(TRAINER)
+        order = self.one_of(self.orders)
         if run_id := self.run():
             self.world.note(f"  trainer: {order}")
             self.world.order(run_id, "trainer", order)
@@ -274,10 +277,10 @@ def test_no_interleaving_breaks_an_invariant_with_the_shipped_server(
 
 
 BREAKS = {
-    "completed_by_metrics": "is completed without the trainer's record",
+    "completed_by_metrics": "is completed without the trainer's record|is completed, but its trainer",
     "completed_by_exit_code": "is completed without the trainer's record",
     "stop_writes_the_record": "is stopped, which no event says|there live|its record changed|was shown as",
-    "reader_ignores_the_lock": "is interrupted, but there live|gaps or repeats|ended more than once|its record changed",
+    "reader_ignores_the_lock": "is interrupted|gaps or repeats|ended more than once|its record changed",
     "signals_by_pid_alone": "belongs to no run got signals|not of a run|wanted to signal init",
     "leaves_orphans": "is interrupted, but there live",
     "forgets_the_key": "the key .* gave run",
