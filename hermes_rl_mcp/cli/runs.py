@@ -101,6 +101,7 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
     console.print(head.append(f"  {printable(now.environment)} on {printable(results.base_model)}"))
     facts: dict[str, str] = {
         "step": f"{now.metrics.step or 0} of {now.total_steps}",
+        "continues": f"run {now.resumed_from} after step {now.resumed_step}" if now.resumed_from else "",
         **{flag.name: f"{flag.evidence}. {flag.advice}" for flag in now.flags},
         "waiting": now.waiting,
         "doing": now.detail,

@@ -89,7 +89,13 @@ def find_source(home: Home, run_id: str) -> Source:
             hint=f"Start a new run. This one wrote a checkpoint every {request.trainer.save_checkpoint_interval} steps "
             "(save_checkpoint_interval) and when it was stopped.",
         )
-    return Source(paths, request, inspect(found))
+    try:
+        return Source(paths, request, inspect(found))
+    except OSError as error:
+        raise ResumeError(
+            f"The checkpoint {found} cannot be read: {error.strerror or error}.",
+            hint="Check its permissions and its disk, or start a new run.",
+        ) from error
 
 
 def told(request: RunRequest) -> dict[str, JsonValue]:

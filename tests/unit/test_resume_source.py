@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -368,6 +369,14 @@ def test_a_checkpoint_that_changes_between_look_and_copy_makes_no_run(home: Home
     _alter_a_file(old.checkpoints / "step_4")
     with pytest.raises(ResumeError, match=r"optimizer\.safetensors"):
         draft_of(home, source, request(home, NEW))
+
+
+def test_a_checkpoint_that_cannot_be_read_says_so(home: Home, old: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("hermes_rl_mcp.checkpoints.hashlib.sha256", broken)
+    assert "Input/output error" in refusal(home).message
 
 
 def test_a_copy_that_cannot_be_written_says_so(home: Home, old: RunPaths) -> None:
