@@ -15,7 +15,12 @@ NO_LOGPROB = 1.0
 
 
 class Registration(BaseModel):
-    """Trainer to API, ``POST /register``. ``batch_size`` counts sequences."""
+    """Trainer to API, ``POST /register``. ``batch_size`` counts sequences.
+
+    A registration that differs from the last one sets the API's step to ``starting_step``. Batches that were retained
+    behind it come first then, each whole and in order; next those that were out under a lease; then the queue. The same
+    registration again (its answer was lost) only brings the leased batches back.
+    """
 
     wandb_group: str
     wandb_project: str

@@ -216,6 +216,7 @@ class Rollouts:
         batch = self.state.out.get(batch_id)  # gone after a reset, or returned when a trainer registered meanwhile
         if batch and not batch.leased:
             self._commit(events.Written(batch_id), already_true=True)
+            self._handed_at.pop(batch_id, None)
             self._tidy_journal()
 
     def not_written(self, batch_id: str) -> None:

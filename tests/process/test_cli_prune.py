@@ -26,7 +26,7 @@ def on_terminal(environ: dict[str, str], answer: str, *args: str) -> tuple[int, 
     return run.returncode, printed
 
 
-async def test_old_runs_go_when_somebody_says_so_and_a_live_run_is_never_touched(rig: Rig) -> None:
+async def test_fi_41_old_runs_go_when_somebody_says_so_and_a_live_run_is_never_touched(rig: Rig) -> None:
     ended = await rig.start()
     await rig.end(ended)
     live = await rig.start({"trainer": {"hold_at": 1}})

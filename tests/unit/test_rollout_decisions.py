@@ -155,6 +155,16 @@ def test_the_same_body_after_the_window_is_a_new_submission(rollouts: Rollouts, 
     assert rollouts.state.received == 2
 
 
+@pytest.mark.parametrize("leased", [True, False])
+def test_nothing_is_remembered_of_batches_that_are_done(rollouts: Rollouts, leased: bool) -> None:
+    for tag in range(40):
+        post(rollouts, tag, size=8)
+        batch = rollouts.hand_out(leased=leased)
+        assert batch
+        rollouts.acknowledge(batch.batch_id) if leased else rollouts.written(batch.batch_id)
+    assert not rollouts._handed_at and not rollouts.state.out
+
+
 def test_what_was_seen_long_ago_is_forgotten(rollouts: Rollouts, clock: Clock) -> None:
     for tag in range(100):
         post(rollouts, tag)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from test_run_state import create
 
 from hermes_rl_mcp.contracts.runs import RunStatus
-from hermes_rl_mcp.errors import PreflightError
+from hermes_rl_mcp.errors import PreflightError, ResumeError
 from hermes_rl_mcp.files import write_atomic
 from hermes_rl_mcp.paths import PROCESS_LOGS, Home
-from hermes_rl_mcp.runs import locks, prune
+from hermes_rl_mcp.runs import locks, prune, resume
 from hermes_rl_mcp.runs.process import identity_of
 
 MIB = 1 << 20
@@ -134,6 +136,20 @@ def test_what_happens_between_the_survey_and_the_deletion_counts(home: Home) -> 
     }
     copying.release()
     assert outcomes(home, items)[RUNS[0]] == "" and there(home) == {RUNS[1], RUNS[2]}
+
+
+def test_a_run_that_is_being_deleted_is_not_continued(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "_LOCK_S", 0.05)
+    paths = home.run(RUNS[0])
+    deleting = locks.take(paths.supervisor_lock)
+    assert deleting
+    source = resume.Source(paths, cast(Any, None), cast(Any, None))
+    with pytest.raises(ResumeError, match="being deleted"):
+        resume.carry_over(source, cast(Any, None), home.run("000000aa"))
+    deleting.release()
+    shutil.rmtree(paths.dir)
+    with pytest.raises(PreflightError, match="could not be copied"):
+        resume.carry_over(source, cast(Any, None), home.run("000000aa"))
 
 
 def test_a_run_whose_processes_would_not_end_stays(home: Home) -> None:
