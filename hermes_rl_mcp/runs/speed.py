@@ -38,7 +38,8 @@ _ROUND_TO = 4
 _CPU_TRAIN_FLOPS, _CPU_DECODE_FLOPS, _CPU_BYTES_PER_S = 50e9, 25e9, 10e9
 """Per core; what two cores of a server of the 2020s did with fp32."""
 _GPU_TRAIN_FLOPS, _GPU_DECODE_FLOPS, _GPU_BYTES_PER_S = 40e12, 40e12, 400e9
-_PASS_S_PER_LAYER = 1e-3
+_PASS_S_PER_LAYER, _TOKEN_S_PER_LAYER = 3e-3, 3e-5
+"""What a layer costs however small it is."""
 _IMPORT_S = 3.0
 
 
@@ -114,7 +115,7 @@ def typical(wanted: SpeedRequest) -> Speed:
         pass_s=shape.layers * _PASS_S_PER_LAYER + weights / (_GPU_BYTES_PER_S if gpu else _CPU_BYTES_PER_S),
         row_s=2 * shape.parameters / decode,
         prefill_token_s=2 * shape.parameters / train,
-        train_token_s=5 * shape.parameters / train,
+        train_token_s=5 * shape.parameters / train + shape.layers * _TOKEN_S_PER_LAYER,
         head_token_s=6 * head / train,
         import_s=_IMPORT_S,
     )
