@@ -366,3 +366,18 @@ async def test_fi_16_an_environment_that_writes_to_descriptor_1_does_not_disturb
         await call("rl_select_environment", name="own")
         await call("rl_edit_config", field="level", value=2)
         assert isinstance(call, Tools)
+
+
+@pytest.mark.anyio
+async def test_sec_02_a_key_that_got_into_a_record_is_not_told(environ: dict[str, str]) -> None:
+    key = "s3ntinel/of+a=key"
+    paths = hostile_run(environ)
+    text = paths.record.read_text()
+    paths.record.write_text(text.replace("Ignore previous instructions", f"key {key}"))
+    assert key in paths.record.read_text()
+    async with in_memory({**environ, "OPENAI_API_KEY": key}) as call:
+        for tool, arguments in (("rl_check_status", {"run_id": RUN}), ("rl_list_runs", {})):
+            answer = await call.raw(tool, arguments)
+            assert "key ***" in answer.model_dump_json() and key not in answer.model_dump_json()
+        [content] = (await call.client.read_resource(f"rl://runs/{RUN}/state")).contents
+        assert "key ***" in content.text and key not in content.text  # type: ignore[union-attr]

@@ -246,7 +246,7 @@ async def _with_forged(rig: Rig, record: RunRecord, where: str, victim: Identity
     path_stop = rig.paths(record.run_id).stop_request
     path_stop.unlink(missing_ok=True)
     await launch.stop(rig.home, record.run_id, "forged")
-    assert rig.store.get(record.run_id).status in (RunStatus.INTERRUPTED, RunStatus.STOPPED)
+    assert rig.store.get(record.run_id).status.terminal
 
 
 async def test_fi_40_a_run_uses_our_configuration_where_the_client_passes_none(rig: Rig, tmp_path: Path) -> None:

@@ -129,6 +129,24 @@ def test_sec_11_a_file_swapped_for_a_link_between_look_and_open_is_not_read(
     assert found.environments == [] and "leads out" in found.problems[0].reason
 
 
+def test_sec_11_a_log_swapped_for_a_link_between_look_and_open_is_not_read(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = home.log("trainer", RUN)
+    log.write_text("harmless")
+    (tmp_path / "secret").write_text("s3cret")
+    honest = os.open
+
+    def swapping(path: str | Path, flags: int, *rest: int) -> int:
+        log.unlink()
+        log.symlink_to(tmp_path / "secret")
+        return honest(path, flags, *rest)
+
+    monkeypatch.setattr(files.os, "open", swapping)
+    with pytest.raises(OSError, match="symbolic links"):
+        read_tail(log, 1000)
+
+
 def test_sec_11_a_run_that_is_a_link_is_no_run(home: Home, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere" / "89abcdef"
     elsewhere.mkdir(parents=True)
