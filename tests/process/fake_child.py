@@ -67,6 +67,7 @@ class Child:
         self.run_dir = config_path.parent
         self.config = yaml.safe_load(config_path.read_text())
         self.listen_fd = int(arguments[arguments.index("--listen-fd") + 1]) if "--listen-fd" in arguments else None
+        self.resume = "--resume" in arguments
         self.ready = False
         self.silent = False
         self.environments = 0
@@ -215,7 +216,7 @@ class Child:
     def train(self) -> int:
         total = self.config["env"]["total_steps"]
         self.wait_until_running()
-        for step in range(1, total + 1):
+        for step in range(self.first_step(), total + 1):
             if step > self.knobs.get("hold_at", total):
                 self.wait_for_go()
             if step > self.knobs.get("hang_at", total):
@@ -246,6 +247,13 @@ class Child:
         if self.knobs.get("hang_after_report"):
             wait_for_ever()
         return int(self.knobs.get("exit_code", 0))
+
+    def first_step(self) -> int:
+        """Behind the last one on record, if told to resume; else a used directory is refused, as by the real one."""
+        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines() if self.resume else []
+        if not self.resume and (self.run_dir / "metrics.jsonl").exists():
+            raise RuntimeError("the directory already holds a run")
+        return 1 + int(json.loads(lines[-1])["step"]) if lines else 1
 
     def checkpoint(self, *, complete: bool = True) -> None:
         """As far as readers look at it; the weights are no weights."""
