@@ -105,7 +105,7 @@ class Driver:
         return {"run_id": record.run_id, "status": record.status.value}
 
     async def stop(self, command: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._operations.stop_starting(command["run_id"])
+        answer = await self._operations.stop_training(command["run_id"])
         return {"run_id": answer.run_id, "status": answer.status}
 
     async def look(self, command: dict[str, Any]) -> dict[str, Any]:
