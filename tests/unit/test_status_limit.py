@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
+from hermes_rl_mcp.contracts.estimates import Estimate
 from hermes_rl_mcp.contracts.records import METRIC_NAMES, CheckpointMarker
 from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
 from hermes_rl_mcp.contracts.vitals import EnvState, Vitals
@@ -36,7 +37,7 @@ class LiveRun:
         self.paths = home.run(RUN_ID)
         self.time = 1_000_000.0
         self.paths.dir.mkdir(parents=True)
-        request = RunRequest(
+        request = self.request = RunRequest(
             run_id=RUN_ID,
             created_at=now(),
             environment="e",
@@ -304,3 +305,23 @@ async def test_a_run_that_cannot_be_read_is_listed_and_hides_no_other(run: LiveR
     assert listed.count == 2
     assert all(row.note for row in listed.runs if row.status == "unreadable")
     assert (await run.operations().list_runs(limit=1)).count == 2
+
+
+@pytest.mark.anyio
+async def test_time_left_is_that_of_the_estimate_until_three_steps_give_a_pace(run: LiveRun) -> None:
+    said = Estimate(
+        memory_bytes=1,
+        disk_bytes=1,
+        seconds_per_step=5.0,
+        startup_seconds=20.0,
+        total_seconds=70.0,
+        sampled_tokens=1,
+        basis="b",
+    )
+    write_atomic(run.paths.request, run.request.model_copy(update={"estimate": said}).model_dump_json())
+    seen = []
+    for step in range(1, 5):
+        seen.append((await run.operations().check_status(RUN_ID)).eta_seconds)
+        run.step(step)
+        run.time += LIMIT_S
+    assert seen == [50.0, 45.0, 40.0, 14.0]
