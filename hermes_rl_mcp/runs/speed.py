@@ -96,7 +96,7 @@ async def measure(folder: Path, wanted: SpeedRequest, environ: Mapping[str, str]
     try:
         speed = Speed.model_validate_json(answer)
     except ValidationError:
-        log.info("no measurement of this machine within %.0f s", wait_s)
+        log.info("no measurement of this machine: exit code %s within %.0f s", process.returncode, wait_s)
         return None
     _keep(folder, wanted, speed)
     return speed
