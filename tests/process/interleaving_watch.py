@@ -27,6 +27,7 @@ for a busy machine; a process that nobody ends lives for minutes."""
 _SECOND_LOOK_S = 0.1
 """A process that was just forked shows its parent's command line for an instant."""
 _ONE = ("supervisor", "trainer")
+STEERED = "steered_child.py"
 
 
 class Violated(AssertionError):
@@ -231,5 +232,5 @@ def _too_many(found: list[Seen]) -> str:
 
 def _role(cmdline: list[str]) -> str:
     """The argument that the rig gives to each scripted child; nothing for what such a child started."""
-    script = next((i for i, part in enumerate(cmdline) if part.endswith("steered_child.py")), None)
+    script = next((i for i, part in enumerate(cmdline) if part.endswith(STEERED)), None)
     return "descendant" if script is None else cmdline[script + 1]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from interleaving_watch import Acknowledged, Violated, Watch
+from interleaving_watch import STEERED, Acknowledged, Violated, Watch
 from process_rig import Rig
 from server_rig import environ_with, select
 
@@ -224,10 +224,16 @@ class World:
         self._clock = itertools.count()
         self._began = time.monotonic()
         self.trace: list[str] = []
-        self._scripts = {name: self.rig.script(knobs) for name, knobs in BEHAVIOURS.items()}
+        self._scripts = {name: self._script(knobs) for name, knobs in BEHAVIOURS.items()}
 
     def note(self, words: str) -> None:
         self.trace.append(f"{time.monotonic() - self._began:7.2f} s  {words}")
+
+    def _script(self, knobs: dict[str, dict[str, Any]]) -> dict[str, str]:
+        environ = self.rig.script(knobs)
+        commands = Path(environ[CHILD_COMMANDS])
+        commands.write_text(commands.read_text().replace("fake_child.py", STEERED))
+        return environ
 
     # ---- servers
 
