@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 START_WAIT_S = 10.0
 """rl_start_training answers when the supervisor has written its first record, which takes about a second."""
-MEASURE_S, DRY_MEASURE_S = 5.0, 40.0
+MEASURE_S, DRY_MEASURE_S = 5.0, 45.0
 """From the call to the end of a measurement of the machine: a start answers within 10 s, a dry run within a minute."""
 
 
