@@ -28,7 +28,7 @@ def completed_by_metrics() -> None:
     honest = reconcile._close
 
     def close(paths: RunPaths, state: RunState) -> RunRecord:
-        if state.record.status is RunStatus.RUNNING and outcome.steps_done(paths) >= state.record.total_steps:
+        if state.record.status is not RunStatus.QUEUED and outcome.steps_done(paths) >= state.record.total_steps:
             state.move(RunStatus.COMPLETED, "all steps are in the metrics")
             return state.record
         return honest(paths, state)
