@@ -19,21 +19,21 @@ def _quotes(fields: str) -> str:
 
 
 class Result(BaseModel):
-    """Field docstrings stay out of the published schemas: reading source text would slow the server."""
+    """Field docstrings stay out of the published schemas: reading source text would slow the server.
 
-    untrusted: str = ""
-    """Which fields quote text that nobody of us wrote."""
+    ``untrusted``, where an answer has it, says which of its fields quote text that nobody of us wrote.
+    """
 
 
 class ListEnvironments(Result):
     """rl_list_environments."""
 
-    untrusted: str = _quotes("environments[].description, problems[].reason")
     environments: list[EnvironmentInfo]
     count: int
     tips: list[str]
     problems: list[ScanProblem] = Field(default_factory=list)
     """Files that could not be read as Python."""
+    untrusted: str = _quotes("environments[].description, problems[].reason")
 
 
 class SelectEnvironment(Result):
@@ -64,7 +64,6 @@ class LockedConfigField(ConfigField):
 class CurrentConfig(Result):
     """rl_get_current_config."""
 
-    untrusted: str = _quotes("configurable_fields[].description, locked_fields[].description")
     environment: str
     configurable_fields: list[ConfigField]
     locked_fields: list[LockedConfigField]
@@ -73,6 +72,7 @@ class CurrentConfig(Result):
     revision: int
     run_limits: dict[str, float] = Field(default_factory=dict)
     """The operator's ceilings for the estimate of one run: max_hours, max_disk_gib, max_gpu_memory_gib."""
+    untrusted: str = _quotes("configurable_fields[].description, locked_fields[].description")
 
 
 class EditConfig(Result):
@@ -134,7 +134,6 @@ class StatusMetrics(Result):
 class CheckStatus(Result):
     """rl_check_status."""
 
-    untrusted: str = _quotes("error, detail, waiting, flags[].evidence")
     run_id: str
     status: str
     environment: str
@@ -172,6 +171,7 @@ class CheckStatus(Result):
     """What is wrong with a run that still goes on, worst first. Quotes in it are untrusted text."""
     resumed_from: str | None = None
     resumed_step: int | None = None
+    untrusted: str = _quotes("error, detail, waiting, flags[].evidence")
 
 
 class StopTraining(Result):
@@ -190,7 +190,6 @@ class HistoryRow(Result):
 class GetResults(Result):
     """rl_get_results."""
 
-    untrusted: str = _quotes("preview, error, flags[].evidence")
     run_id: str
     status: str
     environment: str
@@ -222,6 +221,7 @@ class GetResults(Result):
     resumed_step: int | None = None
     flags: list[Flag] = Field(default_factory=list)
     """Findings at the end, or now."""
+    untrusted: str = _quotes("preview, error, flags[].evidence")
 
 
 class RunSummary(Result):
@@ -241,11 +241,11 @@ class RunSummary(Result):
 class ListRuns(Result):
     """rl_list_runs."""
 
-    untrusted: str = _quotes("runs[].note")
     runs: list[RunSummary]
     """Newest first."""
     count: int
     """All runs, also those beyond ``limit``."""
+    untrusted: str = _quotes("runs[].note")
 
 
 class InferenceStep(Result):
@@ -300,7 +300,6 @@ class TestInference(Result):
 
     __test__ = False  # not a pytest class
 
-    untrusted: str = _quotes("models_tested[].error, models_tested[].stderr, message")
     status: Literal["running", "completed", "failed"]
     test_id: str
     environment: str
@@ -309,3 +308,4 @@ class TestInference(Result):
     models_tested: list[ModelTest] = Field(default_factory=list)
     summary: InferenceSummary | None = None
     message: str = ""
+    untrusted: str = _quotes("models_tested[].error, models_tested[].stderr, message")

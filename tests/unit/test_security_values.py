@@ -239,3 +239,32 @@ def test_sec_29_hosts_that_are_sent_something_are_named_with_what() -> None:
     assert receivers(request, {"WANDB_BASE_URL": "https://wandb.corp.example"})[0].startswith("wandb.corp.example: ")
     quiet = RunRequest.model_validate({**values, "env": {}, "trainer": TrainerConfig()})
     assert receivers(quiet, {}) == []
+
+
+def test_sec_02_only_the_environments_process_replaces_the_name_of_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hermes_rl_mcp.envs import BaseEnv
+
+    class JudgeConfig(BaseEnvConfig):
+        judge: dict[str, str] | None = None
+        api_key: str = ""
+
+    class Judged(BaseEnv):
+        @classmethod
+        def config_init(cls) -> Any:
+            return JudgeConfig(), []
+
+    monkeypatch.setenv("HERMES_RL_SECRET_JUDGE", "hunter2")
+    monkeypatch.setenv("HF_TOKEN", "hub-token")
+    file = tmp_path / "config.yaml"
+
+    def told(**values: Any) -> Any:
+        file.write_text(yaml.safe_dump({"env": values}))
+        return resolve_options(Judged, parse_flags(["serve", "--config", str(file)])).config
+
+    assert told(api_key="$HERMES_RL_SECRET_JUDGE").api_key == "hunter2"
+    assert told(judge={"token": "$HERMES_RL_SECRET_JUDGE"}).judge == {"token": "hunter2"}
+    assert told(api_key="$HF_TOKEN").api_key == "$HF_TOKEN", "no other variable can be asked for"
+    with pytest.raises(InvalidValueError, match="hermes-rl config set HERMES_RL_SECRET_OTHER"):
+        told(api_key="$HERMES_RL_SECRET_OTHER")
