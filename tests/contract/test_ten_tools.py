@@ -174,7 +174,8 @@ async def test_selecting_drops_edits_and_secrets_are_not_shown(environ: dict[str
     environment_file(tmp_path / "envs")
     async with in_memory(environ, env_dirs=[str(tmp_path / "envs")]) as call:
         await call("rl_select_environment", name="own")
-        await call("rl_edit_config", field="wandb_project", value="token=sk-abcdefghijklmnop1234")
+        await call.error("rl_edit_config", field="wandb_project", value="token=sk-abcdefghijklmnop1234")
+        await call("rl_edit_config", field="wandb_project", value="password=abcdefghijklmnop")
         assert "abcdefghijklmnop" not in json.dumps(await call("rl_get_current_config"))
         await call("rl_select_environment", name="own")
         config = await call("rl_get_current_config")
