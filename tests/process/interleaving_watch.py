@@ -28,6 +28,8 @@ _SECOND_LOOK_S = 0.1
 """A process that was just forked shows its parent's command line for an instant."""
 _ONE = ("supervisor", "trainer")
 STEERED = "steered_child.py"
+BROKEN = "steered_child_broken"
+"""What it writes if it fails by itself; then the test means nothing."""
 
 
 class Violated(AssertionError):
@@ -76,6 +78,8 @@ class Watch:
         records = {run_id: self.record(run_id) for run_id in self.run_ids()}
         self.one_supervisor_per_run_and_one_trainer_per_device()
         for run_id, record in records.items():
+            broken = self.home.run(run_id).dir / BROKEN
+            assert not broken.exists(), broken.read_text()
             self.events_are_whole(run_id)
             if record.status.terminal:
                 self.a_closed_record_stays(run_id)

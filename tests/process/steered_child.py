@@ -15,11 +15,14 @@ import os
 import sys
 import threading
 import time
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
 import fake_child
 
+BROKEN = "steered_child_broken"
+"""File in the run's directory that says how this program failed; then the test means nothing."""
 _POLL_S = 0.02
 
 
@@ -36,6 +39,13 @@ class SteeredChild(fake_child.Child):
         return fake_child.wait_for_ever()
 
     def obey(self) -> None:
+        try:
+            self.obey_for_ever()
+        except BaseException:
+            (self.run_dir / BROKEN).write_text(traceback.format_exc())
+            raise
+
+    def obey_for_ever(self) -> None:
         orders = self.run_dir / f"orders_{self.role}"
         done = 0
         while True:
@@ -48,10 +58,10 @@ class SteeredChild(fake_child.Child):
     def carry_out(self, order: str, *arguments: str) -> None:
         total = self.config["env"]["total_steps"]
         if order == "step" and self.steps < total:
-            self.step()
+            self.take_step()
         elif order == "complete":
             while self.steps < total:
-                self.step()
+                self.take_step()
             self.report("completed", total)
             if arguments != ("hang",):
                 os._exit(int(arguments[0]) if arguments else 0)
@@ -61,7 +71,7 @@ class SteeredChild(fake_child.Child):
         elif order == "exit":
             os._exit(int(arguments[0]))
 
-    def step(self) -> None:
+    def take_step(self) -> None:
         self.steps += 1
         line = {"step": self.steps, "time": datetime.now(UTC).isoformat(), "reward/mean": 0.5}
         with (self.run_dir / "metrics.jsonl").open("a") as file:
