@@ -136,7 +136,7 @@ async def test_sec_21_what_an_environment_says_is_escaped_and_is_in_no_descripti
         ''')
     )
     (folder / "broken.py").write_text(
-        f'raise SystemExit("{says}")\nfrom x import BaseEnv\nclass B(BaseEnv): name = "broken"\n'
+        f'raise RuntimeError("{says} \\x1b[2J\\u202e")\nfrom x import BaseEnv\nclass B(BaseEnv): name = "broken"\n'
     )
     async with in_memory(environ, env_dirs=[str(folder)]) as call:
         for tool, arguments in (
