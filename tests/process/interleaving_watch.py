@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+from steered_child import BROKEN
 
 from hermes_rl_mcp.contracts.runs import ChildReport, Event, Identity, RunRecord, RunStatus, has_ended
 from hermes_rl_mcp.paths import RUN_ID, Home
@@ -28,8 +29,6 @@ _SECOND_LOOK_S = 0.1
 """A process that was just forked shows its parent's command line for an instant."""
 _ONE = ("supervisor", "trainer")
 STEERED = "steered_child.py"
-BROKEN = "steered_child_broken"
-"""What it writes if it fails by itself; then the test means nothing."""
 
 
 class Violated(AssertionError):
