@@ -16,7 +16,7 @@ from typing import Any
 
 from hermes_rl_mcp import __version__
 from hermes_rl_mcp.cli.findings import Finding, Verdict
-from hermes_rl_mcp.runs.device import cpu_count, free_disk_bytes, host_memory
+from hermes_rl_mcp.runs.forecast.device import cpu_count, free_disk_bytes, host_memory
 
 GIB = 1024**3
 MIN_DISK_GIB = 1.0

@@ -8,7 +8,7 @@ from typing import Any
 from hermes_rl_mcp.contracts.estimates import Actual
 from hermes_rl_mcp.contracts.records import TrainerSummary
 from hermes_rl_mcp.contracts.runs import RunRecord
-from hermes_rl_mcp.runs.earlier import pace_of
+from hermes_rl_mcp.runs.forecast.earlier import pace_of
 
 
 def actual(record: RunRecord, lines: Sequence[dict[str, Any]], summary: TrainerSummary | None) -> Actual:

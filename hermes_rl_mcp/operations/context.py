@@ -14,7 +14,7 @@ from hermes_rl_mcp.contracts.settings import Settings
 from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.settings import Operator
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.session import SessionStore
+from hermes_rl_mcp.runs.configuration.session import SessionStore
 from hermes_rl_mcp.runs.store import RunStore
 
 MAX_WAIT_S = 50.0

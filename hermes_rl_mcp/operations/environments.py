@@ -28,10 +28,10 @@ from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.paths import bundled_environments
 from hermes_rl_mcp.redact import is_reference, redact, redact_field
-from hermes_rl_mcp.runs.checks import check_edit, check_value, problems
-from hermes_rl_mcp.runs.fields import coerce_library_value, invalid
-from hermes_rl_mcp.runs.resolve import Resolution, resolve
-from hermes_rl_mcp.runs.session import Edit, Session
+from hermes_rl_mcp.runs.configuration.checks import check_edit, check_value, problems
+from hermes_rl_mcp.runs.configuration.fields import coerce_library_value, invalid
+from hermes_rl_mcp.runs.configuration.resolve import Resolution, resolve
+from hermes_rl_mcp.runs.configuration.session import Edit, Session
 
 TIPS = [
     "Use rl_select_environment(name) to choose one; the file's stem works as well.",

@@ -18,15 +18,15 @@ from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.paths import claims_dir
-from hermes_rl_mcp.runs import speed
-from hermes_rl_mcp.runs.ceilings import check_limits, check_memory
 from hermes_rl_mcp.runs.claims import in_line
-from hermes_rl_mcp.runs.device import gpu_memory, host_memory
-from hermes_rl_mcp.runs.earlier import Earlier, find_earlier
-from hermes_rl_mcp.runs.estimate import Measured, estimate
-from hermes_rl_mcp.runs.footprint import Work, work_of
-from hermes_rl_mcp.runs.modelcheck import check_model
-from hermes_rl_mcp.runs.modelfiles import ModelFiles
+from hermes_rl_mcp.runs.forecast import speed
+from hermes_rl_mcp.runs.forecast.ceilings import check_limits, check_memory
+from hermes_rl_mcp.runs.forecast.device import gpu_memory, host_memory
+from hermes_rl_mcp.runs.forecast.earlier import Earlier, find_earlier
+from hermes_rl_mcp.runs.forecast.estimate import Measured, estimate
+from hermes_rl_mcp.runs.forecast.footprint import Work, work_of
+from hermes_rl_mcp.runs.forecast.modelcheck import check_model
+from hermes_rl_mcp.runs.forecast.modelfiles import ModelFiles
 from hermes_rl_mcp.runs.specs import ChildCommands
 
 _WORTH_TRYING_S = 2.0

@@ -16,11 +16,11 @@ from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest
 from hermes_rl_mcp.contracts.vitals import EnvState, Vitals
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations.context import Context
-from hermes_rl_mcp.runs.device import free_disk_bytes
-from hermes_rl_mcp.runs.diagnosis import diagnose
-from hermes_rl_mcp.runs.evidence import Evidence, Thresholds
-from hermes_rl_mcp.runs.footprint import checkpoint_bytes
-from hermes_rl_mcp.runs.modelfiles import locate
+from hermes_rl_mcp.runs.forecast.device import free_disk_bytes
+from hermes_rl_mcp.runs.forecast.footprint import checkpoint_bytes
+from hermes_rl_mcp.runs.forecast.modelfiles import locate
+from hermes_rl_mcp.runs.watch.diagnosis import diagnose
+from hermes_rl_mcp.runs.watch.evidence import Evidence, Thresholds
 
 M = TypeVar("M", bound=BaseModel)
 

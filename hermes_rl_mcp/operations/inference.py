@@ -24,7 +24,7 @@ from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.environments import Selected, selected
 from hermes_rl_mcp.operations.inference_records import TEST_ID, TestPaths, TestRequest, TestState, initial_state
-from hermes_rl_mcp.runs.checks import check_model
+from hermes_rl_mcp.runs.configuration.checks import check_model
 from hermes_rl_mcp.runs.process import is_alive
 from hermes_rl_mcp.runs.request import BUILTIN, env_values, model_path
 

@@ -18,9 +18,9 @@ from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import Selected, catalog, located
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import redact_field
-from hermes_rl_mcp.runs.resolve import resolve
+from hermes_rl_mcp.runs.configuration.resolve import resolve
+from hermes_rl_mcp.runs.configuration.session import Session
 from hermes_rl_mcp.runs.resume import Source, carry_over, changed, continue_from, find_source, told, warnings
-from hermes_rl_mcp.runs.session import Session
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from hermes_rl_mcp.contracts.profiles import PROFILES, Profile
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint, OperatorLimits, Settings
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.addresses import hosts_of
-from hermes_rl_mcp.runs.checks import check_host
+from hermes_rl_mcp.runs.configuration.addresses import hosts_of
+from hermes_rl_mcp.runs.configuration.checks import check_host
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from hermes_rl_mcp.operations.training import logs
 from hermes_rl_mcp.paths import claims_dir
 from hermes_rl_mcp.redact import redact
 from hermes_rl_mcp.runs import claims, launch
-from hermes_rl_mcp.runs.checks import problems
-from hermes_rl_mcp.runs.device import chosen_device, detect_device
-from hermes_rl_mcp.runs.preflight import preflight
+from hermes_rl_mcp.runs.configuration.checks import problems
+from hermes_rl_mcp.runs.forecast.device import chosen_device, detect_device
+from hermes_rl_mcp.runs.forecast.preflight import preflight
 from hermes_rl_mcp.runs.receivers import receivers
 from hermes_rl_mcp.runs.request import RunIdentity, build_request
 from hermes_rl_mcp.runs.runconfig import first_record

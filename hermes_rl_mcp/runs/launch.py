@@ -27,7 +27,7 @@ from hermes_rl_mcp.files import create_once, make_private_dir, now, private, rea
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.redact import redact_text
 from hermes_rl_mcp.runs import locks, reserve
-from hermes_rl_mcp.runs.preflight import preflight
+from hermes_rl_mcp.runs.forecast.preflight import preflight
 from hermes_rl_mcp.runs.process import signal_process
 from hermes_rl_mcp.runs.reconcile import fail, waits_for_relaunch
 from hermes_rl_mcp.runs.runconfig import first_record

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from hermes_rl_mcp.contracts.runs import RunRequest
-from hermes_rl_mcp.runs.addresses import hosts_of, is_here
+from hermes_rl_mcp.runs.configuration.addresses import hosts_of, is_here
 
 _WANDB = "api.wandb.ai"
 

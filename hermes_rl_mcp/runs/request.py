@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.resolve import Resolution
+from hermes_rl_mcp.runs.configuration.resolve import Resolution
 
 BUILTIN = "builtin:"
 _LAUNCHER_ONLY = ("model_name", "server_type", "base_url", "api_key")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hermes_rl_mcp.runs.device import free_disk_bytes
+from hermes_rl_mcp.runs.forecast.device import free_disk_bytes
 
 RESERVE_BYTES = 256 * 1024
 """A record has about 5 KiB; what is cut off is free for the event that explains it, and for the log's last line."""

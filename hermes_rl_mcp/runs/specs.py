@@ -18,7 +18,7 @@ from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ProcessName
 from hermes_rl_mcp.paths import Home, RunPaths, install_root
 from hermes_rl_mcp.redact import SECRET_PREFIX
-from hermes_rl_mcp.runs.device import cpu_count
+from hermes_rl_mcp.runs.forecast.device import cpu_count
 from hermes_rl_mcp.runs.process import MARKER, ProcessSpec
 
 CHILD_COMMANDS = "HERMES_RL_CHILD_COMMANDS"

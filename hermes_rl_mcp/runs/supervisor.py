@@ -33,12 +33,12 @@ from hermes_rl_mcp.runs import ending, family, oom, outcome, reserve
 from hermes_rl_mcp.runs.claims import Ticket, bind_loopback, take_ticket
 from hermes_rl_mcp.runs.health import Health, NotReadyError, wait_ready
 from hermes_rl_mcp.runs.logs import LogKeeper
-from hermes_rl_mcp.runs.onlooker import Onlooker
 from hermes_rl_mcp.runs.outcome import Verdict
 from hermes_rl_mcp.runs.process import ManagedProcess, identity_of
 from hermes_rl_mcp.runs.runconfig import make_config, to_yaml
 from hermes_rl_mcp.runs.specs import ChildCommands, Handover, child_spec, marker
 from hermes_rl_mcp.runs.state import RunState
+from hermes_rl_mcp.runs.watch.onlooker import Onlooker
 
 _log = logging.getLogger(__name__)
 

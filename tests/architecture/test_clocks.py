@@ -18,7 +18,7 @@ ALLOWED = {
     "hermes_rl_mcp/operations/context.py": "the same",
     "hermes_rl_mcp/cli/prune.py": "ages in days that a person names",
     "hermes_rl_mcp/runs/prune.py": "the same",
-    "hermes_rl_mcp/runs/speed.py": "whether a measurement is an hour old",
+    "hermes_rl_mcp/runs/forecast/speed.py": "whether a measurement is an hour old",
     "hermes_rl_mcp/runs/launch.py": "drafts of killed launchers; their lock decides",
 }
 

@@ -17,8 +17,8 @@ import pytest
 
 from hermes_rl_mcp.errors import PreflightError
 from hermes_rl_mcp.paths import install_root
-from hermes_rl_mcp.runs import modelcheck
-from hermes_rl_mcp.runs.modelcheck import check_model
+from hermes_rl_mcp.runs.forecast import modelcheck
+from hermes_rl_mcp.runs.forecast.modelcheck import check_model
 
 CONFIG = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},

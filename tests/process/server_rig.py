@@ -13,7 +13,7 @@ from typing import Any
 
 from process_rig import Rig
 
-from hermes_rl_mcp.runs.session import Session, SessionStore
+from hermes_rl_mcp.runs.configuration.session import Session, SessionStore
 
 ANSWER_S = 120.0
 """Only guards against hanging: an answer takes milliseconds, a start some seconds."""

@@ -16,7 +16,7 @@ from hermes_rl_mcp.contracts.runs import ChildReport, RunStatus
 from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.envs.groups import CONSECUTIVE_LIMIT
 from hermes_rl_mcp.paths import RunPaths
-from hermes_rl_mcp.runs.diagnosis import diagnose
+from hermes_rl_mcp.runs.watch.diagnosis import diagnose
 
 JUDGE = """
     def score_answer(self, item, completion):

@@ -19,8 +19,8 @@ from server_rig import ServerProcess, ToolError, environ_with, select
 from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
 from hermes_rl_mcp.runs import launch
 from hermes_rl_mcp.runs.claims import holder
+from hermes_rl_mcp.runs.configuration.session import Edit, Session, SessionStore
 from hermes_rl_mcp.runs.process import is_alive
-from hermes_rl_mcp.runs.session import Edit, Session, SessionStore
 
 pytestmark = pytest.mark.anyio
 Servers = Callable[..., ServerProcess]

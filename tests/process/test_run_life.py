@@ -26,7 +26,7 @@ from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.settings import load_settings
 from hermes_rl_mcp.runs import launch
 from hermes_rl_mcp.runs.claims import holder
-from hermes_rl_mcp.runs.preflight import preflight
+from hermes_rl_mcp.runs.forecast.preflight import preflight
 from hermes_rl_mcp.runs.state import RunState, StateConflictError
 
 pytestmark = pytest.mark.anyio

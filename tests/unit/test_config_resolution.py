@@ -12,10 +12,10 @@ from hermes_rl_mcp.contracts.environments import EnvironmentInfo, EnvironmentSch
 from hermes_rl_mcp.contracts.profiles import HERMES, LOCAL, Profile
 from hermes_rl_mcp.errors import InvalidValueError, LockedFieldError, UnknownFieldError
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.checks import check_value, problems
-from hermes_rl_mcp.runs.fields import coerce_library_value
+from hermes_rl_mcp.runs.configuration.checks import check_value, problems
+from hermes_rl_mcp.runs.configuration.fields import coerce_library_value
+from hermes_rl_mcp.runs.configuration.resolve import Resolution, resolve
 from hermes_rl_mcp.runs.request import RunIdentity, build_request
-from hermes_rl_mcp.runs.resolve import Resolution, resolve
 
 ENV: dict[str, JsonValue] = {
     "group_size": 8,

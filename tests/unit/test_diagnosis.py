@@ -13,8 +13,8 @@ from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.runs import RunStatus
 from hermes_rl_mcp.contracts.vitals import EnvState, Vitals
 from hermes_rl_mcp.files import now
-from hermes_rl_mcp.runs.diagnosis import diagnose
-from hermes_rl_mcp.runs.evidence import Thresholds
+from hermes_rl_mcp.runs.watch.diagnosis import diagnose
+from hermes_rl_mcp.runs.watch.evidence import Thresholds
 
 RECORDED = Path(__file__).with_name("arithmetic_60_steps.jsonl")
 """metrics.jsonl of a run of the arithmetic environment on the embedded tiny model."""

@@ -19,14 +19,14 @@ from hermes_rl_mcp.contracts.settings import OperatorLimits
 from hermes_rl_mcp.errors import CeilingError, PreflightError
 from hermes_rl_mcp.operations.actual import actual
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.ceilings import GIB, check_limits, check_memory
-from hermes_rl_mcp.runs.device import Memory
-from hermes_rl_mcp.runs.earlier import Earlier, find_earlier
-from hermes_rl_mcp.runs.estimate import Measured, estimate
-from hermes_rl_mcp.runs.footprint import work_of
-from hermes_rl_mcp.runs.modelfiles import SMOLLM2_SHAPE, ModelFiles, locate, shape_from_config, shape_from_name
+from hermes_rl_mcp.runs.forecast.ceilings import GIB, check_limits, check_memory
+from hermes_rl_mcp.runs.forecast.device import Memory
+from hermes_rl_mcp.runs.forecast.earlier import Earlier, find_earlier
+from hermes_rl_mcp.runs.forecast.estimate import Measured, estimate
+from hermes_rl_mcp.runs.forecast.footprint import work_of
+from hermes_rl_mcp.runs.forecast.modelfiles import SMOLLM2_SHAPE, ModelFiles, locate, shape_from_config, shape_from_name
+from hermes_rl_mcp.runs.forecast.speed import speed_request, typical
 from hermes_rl_mcp.runs.runconfig import first_record
-from hermes_rl_mcp.runs.speed import speed_request, typical
 from hermes_rl_mcp.runs.state import RunState
 from hermes_rl_mcp.server import figures
 

@@ -15,11 +15,11 @@ from hermes_rl_mcp.errors import MissingExtraError, PreflightError
 from hermes_rl_mcp.files import create_once, trim_log
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import outcome
-from hermes_rl_mcp.runs.device import chosen_device, cpu_count, detect_device, free_disk_bytes
-from hermes_rl_mcp.runs.footprint import checkpoint_bytes
-from hermes_rl_mcp.runs.modelfiles import locate
+from hermes_rl_mcp.runs.forecast.device import chosen_device, cpu_count, detect_device, free_disk_bytes
+from hermes_rl_mcp.runs.forecast.footprint import checkpoint_bytes
+from hermes_rl_mcp.runs.forecast.modelfiles import locate
+from hermes_rl_mcp.runs.forecast.preflight import preflight
 from hermes_rl_mcp.runs.oom import OomKills
-from hermes_rl_mcp.runs.preflight import preflight
 from hermes_rl_mcp.runs.runconfig import make_config
 from hermes_rl_mcp.runs.specs import Handover, child_spec, supervisor_environ
 

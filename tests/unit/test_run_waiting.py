@@ -9,8 +9,8 @@ import pytest
 from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.sampling_api import SamplingHealth
 from hermes_rl_mcp.contracts.vitals import EnvState
-from hermes_rl_mcp.runs.vitals import Stillness
-from hermes_rl_mcp.runs.waiting import Look, waiting
+from hermes_rl_mcp.runs.watch.vitals import Stillness
+from hermes_rl_mcp.runs.watch.waiting import Look, waiting
 
 
 def api(**changes: Any) -> HealthReply:

@@ -21,10 +21,10 @@ from hermes_rl_mcp.envs.options import resolve as resolve_options
 from hermes_rl_mcp.errors import InvalidValueError, LockedFieldError
 from hermes_rl_mcp.operations.settings import load_settings
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.addresses import address_of, hosts_of, is_metadata_service, needs_permission
-from hermes_rl_mcp.runs.checks import check_edit, check_model, check_value
+from hermes_rl_mcp.runs.configuration.addresses import address_of, hosts_of, is_metadata_service, needs_permission
+from hermes_rl_mcp.runs.configuration.checks import check_edit, check_model, check_value
+from hermes_rl_mcp.runs.configuration.resolve import Resolution, resolve
 from hermes_rl_mcp.runs.receivers import receivers
-from hermes_rl_mcp.runs.resolve import Resolution, resolve
 
 HOME = Home(Path("/home/u/.hermes"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_rl_mcp.errors import HermesRLError, RevisionConflictError
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.session import Edit, Session, SessionStore
+from hermes_rl_mcp.runs.configuration.session import Edit, Session, SessionStore
 
 
 def edit(field: str, session: Session, value: int = 1, writer: str = "us", **seen: int | None) -> Edit:
@@ -101,7 +101,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_the_lock_free(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken, pytest.raises(HermesRLError, match="No space left"):
-        broken.setattr("hermes_rl_mcp.runs.session.write_atomic", full)
+        broken.setattr("hermes_rl_mcp.runs.configuration.session.write_atomic", full)
         store.edit(edit("x", before))
     assert store.read() == before
     assert store.edit(edit("x", before)).revision == 2
@@ -123,7 +123,7 @@ def test_processes_that_edit_at_once_lose_no_edit(home: Home) -> None:
 import sys
 from pathlib import Path
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.session import Edit, SessionStore
+from hermes_rl_mcp.runs.configuration.session import Edit, SessionStore
 store = SessionStore(Home(Path(sys.argv[1])))
 for number in range(10):
     store.edit(Edit(f"{sys.argv[2]}{number}", 1, sys.argv[2], 1))

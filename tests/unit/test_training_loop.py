@@ -16,7 +16,7 @@ from trainer_parts import load_model, settings
 from hermes_rl_mcp.checkpoints import read_marker
 from hermes_rl_mcp.contracts.records import METRIC_NAMES, RolloutLine
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
-from hermes_rl_mcp.runs.diagnosis import diagnose
+from hermes_rl_mcp.runs.watch.diagnosis import diagnose
 from trainer.backends.local.backend import LocalBackend
 from trainer.batching import build_batch
 from trainer.checkpoints import Checkpoints

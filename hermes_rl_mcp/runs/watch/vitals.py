@@ -24,7 +24,7 @@ from hermes_rl_mcp.files import now, write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs import family, outcome, reserve
 from hermes_rl_mcp.runs.health import Health
-from hermes_rl_mcp.runs.waiting import Look, Waiting, waiting
+from hermes_rl_mcp.runs.watch.waiting import Look, Waiting, waiting
 
 _GAPS = 3.0
 """A longer pause than so many intervals between two looks was ours (a suspended machine, a stopped supervisor): nobody

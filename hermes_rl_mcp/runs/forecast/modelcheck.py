@@ -15,7 +15,7 @@ from typing import Any
 
 from hermes_rl_mcp.contracts.estimates import Shape
 from hermes_rl_mcp.errors import PreflightError
-from hermes_rl_mcp.runs.modelfiles import (
+from hermes_rl_mcp.runs.forecast.modelfiles import (
     SMOLLM2,
     ModelFiles,
     check_folder,

@@ -11,9 +11,9 @@ from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
 from hermes_rl_mcp.files import make_private_dir
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs import footprint
-from hermes_rl_mcp.runs.device import free_disk_bytes
-from hermes_rl_mcp.runs.modelfiles import locate
+from hermes_rl_mcp.runs.forecast import footprint
+from hermes_rl_mcp.runs.forecast.device import free_disk_bytes
+from hermes_rl_mcp.runs.forecast.modelfiles import locate
 
 _TRAIN_PACKAGES = ("torch", "transformers", "peft", "safetensors")
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from hermes_rl_mcp.contracts.diagnosis import Flag, FlagName
 from hermes_rl_mcp.contracts.runs import RunStatus
-from hermes_rl_mcp.runs.evidence import (
+from hermes_rl_mcp.runs.watch.evidence import (
     Evidence,
     Line,
     Thresholds,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from hermes_rl_mcp.contracts.estimates import Estimate, Speed
 from hermes_rl_mcp.contracts.runs import RunRequest
-from hermes_rl_mcp.runs import footprint
-from hermes_rl_mcp.runs.earlier import Earlier
-from hermes_rl_mcp.runs.footprint import Work
-from hermes_rl_mcp.runs.modelfiles import ModelFiles
+from hermes_rl_mcp.runs.forecast import footprint
+from hermes_rl_mcp.runs.forecast.earlier import Earlier
+from hermes_rl_mcp.runs.forecast.footprint import Work
+from hermes_rl_mcp.runs.forecast.modelfiles import ModelFiles
 
 _SIGNAL_SHARE = 0.75
 """Of the groups that have different scores, and so are trained on."""

@@ -22,7 +22,7 @@ from hermes_rl_mcp.runs.health import Health
 from hermes_rl_mcp.runs.process import ManagedProcess
 from hermes_rl_mcp.runs.specs import Limits
 from hermes_rl_mcp.runs.state import RunState
-from hermes_rl_mcp.runs.vitals import Seen, Watcher
+from hermes_rl_mcp.runs.watch.vitals import Seen, Watcher
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from hermes_rl_mcp.contracts.environments import EnvironmentSchema, FieldInfo, S
 from hermes_rl_mcp.contracts.profiles import Profile
 from hermes_rl_mcp.errors import InvalidValueError, LockedFieldError, UnknownFieldError
 from hermes_rl_mcp.redact import MASK, is_secret_name, redact_field
-from hermes_rl_mcp.runs.fields import as_int, is_int, model_fields, sentence
+from hermes_rl_mcp.runs.configuration.fields import as_int, is_int, model_fields, sentence
 
 GROUPS_PER_BATCH = 8
 """Groups in a batch when the environment leaves ``batch_size`` open (-1): the original's 128 sequences of 16."""

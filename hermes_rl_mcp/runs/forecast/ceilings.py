@@ -12,8 +12,8 @@ from hermes_rl_mcp.contracts.estimates import Estimate
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.contracts.settings import OperatorLimits
 from hermes_rl_mcp.errors import CeilingError, PreflightError
-from hermes_rl_mcp.runs.device import Memory
-from hermes_rl_mcp.runs.footprint import number
+from hermes_rl_mcp.runs.forecast.device import Memory
+from hermes_rl_mcp.runs.forecast.footprint import number
 
 GIB = 2**30
 _SMALLEST_MICRO_BATCH = 64

@@ -13,9 +13,9 @@ from hermes_rl_mcp.contracts.profiles import Profile
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.redact import SECRET_PREFIX, holds_secret
-from hermes_rl_mcp.runs.addresses import hosts_of, is_metadata_service, needs_permission
-from hermes_rl_mcp.runs.fields import as_int, is_int
-from hermes_rl_mcp.runs.resolve import Resolution
+from hermes_rl_mcp.runs.configuration.addresses import hosts_of, is_metadata_service, needs_permission
+from hermes_rl_mcp.runs.configuration.fields import as_int, is_int
+from hermes_rl_mcp.runs.configuration.resolve import Resolution
 from hermes_rl_mcp.untrusted import HIDDEN
 
 _NAMES = ("model_name", "tokenizer_name", "wandb_name", "wandb_project", "wandb_group", "wandb_run_name")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.footprint import number
+from hermes_rl_mcp.runs.forecast.footprint import number
 from hermes_rl_mcp.runs.store import RunStore
 
 _LOOKED_AT = 12

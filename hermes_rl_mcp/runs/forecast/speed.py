@@ -26,8 +26,8 @@ from hermes_rl_mcp.contracts.estimates import Shape, Speed, SpeedRequest
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.files import make_private_dir, write_atomic
 from hermes_rl_mcp.paths import install_root
-from hermes_rl_mcp.runs.device import cpu_count
-from hermes_rl_mcp.runs.footprint import Work
+from hermes_rl_mcp.runs.forecast.device import cpu_count
+from hermes_rl_mcp.runs.forecast.footprint import Work
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What a run is told before it exists: the selection and its edits, resolved and checked."""
