@@ -140,6 +140,7 @@ class _Trainer:
         if not outcome.finished:
             _log.info("asked to stop; last checkpoint: %s", outcome.checkpoint)
             return EXIT_CODE
+        self._stop.completed()
         self._report_completion(backend, outcome)
         self._service.phase("finished")
         return 0

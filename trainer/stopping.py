@@ -29,6 +29,12 @@ class StopSignal:
         """From now on whoever computes asks ``event`` and ends in order."""
         self._graceful = True
 
+    def completed(self) -> None:
+        """From now on no signal counts: all that was asked for is done, and the exit code must say so. Python takes its
+        handlers away while it ends, but leaves an ignored signal ignored."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.event.set()
         if not self._graceful:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,23 @@ _TRY_AGAIN_S = 0.5
 
 
 async def stop_processes(
-    state: RunState, processes: Mapping[ProcessName, ManagedProcess], limits: Limits, *, trainer_saves: bool
+    state: RunState,
+    processes: Mapping[ProcessName, ManagedProcess],
+    limits: Limits,
+    trainer_has_completed: Callable[[], bool],
 ) -> list[int]:
-    """Environment, trainer, rollout API. Returns the pids of those that would not go."""
+    """Environment, trainer, rollout API. Returns the pids of those that would not go.
+
+    Whether the trainer has completed is asked right before it is signalled: then it has nothing left to save.
+    """
     stuck: list[int] = []
     for name in STOP_ORDER:
         process = processes.get(name)
         if process is None:
             continue
         state.update(detail=f"stopping the {outcome.TITLES[name]}")
-        # After its completion record the trainer has nothing left to save.
-        term_s = limits.term_s(name) if trainer_saves or name != "trainer" else limits.kill_s
+        patient = name != "trainer" or not trainer_has_completed()
+        term_s = limits.term_s(name) if patient else limits.kill_s
         gone = await process.stop(term_s=term_s, kill_s=limits.kill_s)
         if process.exit_code is not None:
             state.update_process(name, exit_code=process.exit_code, forced=process.forced)

@@ -295,20 +295,28 @@ class Supervisor:
         trainer = self._processes.get("trainer")
         if trainer is None:
             return None
-        if self._completed_at is None:
-            report = outcome.read_report(self._paths, "trainer")
-            if report is None or report.status != "completed":
-                return None
-            self._completed_at = time.monotonic()
+        known = self._completed_at is not None
+        if not self._has_completed():
+            return None
+        if not known:
             self._say("the trainer is done; waiting for it to exit")
         code = trainer.poll()
         if code == 0 or (code is not None and trainer.forced):
             return Verdict(RunStatus.COMPLETED, "the trainer completed and exited")
         if code is not None:
             return self._failure("trainer")
+        assert self._completed_at is not None
         if time.monotonic() - self._completed_at > self._limits.completion_exit_s:
             return Verdict(RunStatus.COMPLETED, "the trainer completed but did not exit; it was made to")
         return None
+
+    def _has_completed(self) -> bool:
+        """Whether the trainer's completion record is there; if so, its exit counts as one after it."""
+        if self._completed_at is None:
+            report = outcome.read_report(self._paths, "trainer")
+            if report is not None and report.status == "completed":
+                self._completed_at = time.monotonic()
+        return self._completed_at is not None
 
     def _stop_asked(self) -> Verdict | None:
         try:
@@ -389,8 +397,7 @@ class Supervisor:
             )
         else:
             self._state.update(error=verdict.error, hint=verdict.hint)
-        saves = self._completed_at is None
-        left = await ending.stop_processes(self._state, self._processes, self._limits, trainer_saves=saves)
+        left = await ending.stop_processes(self._state, self._processes, self._limits, self._has_completed)
         if self._config is not None:
             left += await ending.end_leftovers(marker(self._config), left, self._limits)
         if verdict.status is RunStatus.STOPPED and self._completed():

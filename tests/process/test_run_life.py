@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import stat
@@ -205,6 +206,22 @@ async def test_fi_36_stop_and_completion_race_to_either_end_at_any_moment(rig: R
     assert set(ends) == {RunStatus.COMPLETED, RunStatus.STOPPED}, "the moments cover both sides"
 
 
+async def test_fi_36_a_trainer_that_completes_while_a_stop_waits_for_the_environment_has_completed(rig: Rig) -> None:
+    knobs = {"trainer": {"hold_at": 1, "hang_after_report": True, "term_exit": 9}, "env": {"ignore_term": True}}
+    run_id = await rig.start(knobs, env_term_s=60, completion_exit_s=60)
+    running = await rig.running(run_id)
+    await launch.stop(rig.home, run_id, "race")
+    await rig.wait(run_id, lambda record: record.detail == "stopping the environment")
+    rig.go(run_id)
+    await until(lambda: rig.store.report(run_id, "trainer"), 60)
+    environment = running.processes["env"].identity
+    assert environment is not None
+    os.kill(environment.pid, signal.SIGKILL)  # only now is the trainer signalled
+    record = await rig.end(run_id)
+    assert (record.status, record.stop_reason) == (RunStatus.COMPLETED, "race")
+    assert record.processes["trainer"].forced and record.processes["trainer"].exit_code == 9
+
+
 async def race(rig: Rig, lead_s: float) -> RunStatus:
     """A stop that comes ``lead_s`` after the trainer was let go, which then completes within some 0.2 s."""
     run_id = await rig.start({"trainer": {"hold_at": 1, "step_s": 0.1}})
@@ -215,7 +232,7 @@ async def race(rig: Rig, lead_s: float) -> RunStatus:
     record = await rig.end(run_id)
     reported = rig.store.report(run_id, "trainer") is not None
     if record.status is RunStatus.COMPLETED:
-        assert reported and record.processes["trainer"].exit_code == 0
+        assert reported and (record.processes["trainer"].exit_code == 0 or record.processes["trainer"].forced)
     else:
         assert record.status is RunStatus.STOPPED
     await launch.stop(rig.home, run_id, "again")
