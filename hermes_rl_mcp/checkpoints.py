@@ -88,7 +88,7 @@ class Checkpoint:
 def read_marker(folder: Path) -> CheckpointMarker | None:
     """None if the folder is no complete checkpoint: the marker is missing or damaged, or a file that it names is."""
     try:
-        marker = CheckpointMarker.model_validate_json((folder / MARKER).read_bytes())
+        marker = CheckpointMarker.model_validate_json(read_file(folder / MARKER))
     except (OSError, ValidationError):
         return None
     return marker if all((folder / name).is_file() for name in marker.files) else None

@@ -62,8 +62,8 @@ def create_once(path: Path, text: str) -> bool:
 
 
 def private(path: str, flags: int) -> int:
-    """For ``open(..., opener=private)``: what it makes is its owner's alone."""
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """For ``open(..., opener=private)``: what it makes is its owner's alone. A pipe in its place is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -72,7 +72,7 @@ def append_line(path: Path, line: str) -> None:
     OSError, and the file is as it was, if there is no room for all of it.
     """
     data = line.encode() + b"\n"
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = private(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         written = os.write(fd, data)
         if written < len(data):

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 
 from hermes_rl_mcp.contracts.runs import RunRequest
+from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import locks
 from hermes_rl_mcp.runs.state import RunState
@@ -42,7 +43,7 @@ def main() -> int:
     else:
         parser.exit(3, f"{run_dir}: another supervisor carries out this run\n")
     try:
-        request = RunRequest.model_validate_json(paths.request.read_bytes())
+        request = RunRequest.model_validate_json(read_file(paths.request))
         supervisor = Supervisor(home, request, RunState.load(paths), dict(os.environ))
         status = anyio.run(supervisor.run)
         logging.getLogger(__name__).info("run %s: %s", request.run_id, status or "its directory was deleted")

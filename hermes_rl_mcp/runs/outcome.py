@@ -50,15 +50,23 @@ def read_report(paths: RunPaths, process: ProcessName) -> ChildReport | None:
         return None
 
 
+def tail(path: Path, max_bytes: int = _TAIL_BYTES) -> str:
+    """The end of a file, or nothing: one that cannot be read hides neither its run nor other runs."""
+    try:
+        return read_tail(path, max_bytes)
+    except OSError:
+        return ""
+
+
 def last_line(log: Path, secrets: Sequence[str] = ()) -> str:
     """The last line of a log, with secrets masked and then cut, for an error message."""
-    lines = [line.strip() for line in read_tail(log, _TAIL_BYTES).splitlines() if line.strip()]
+    lines = [line.strip() for line in tail(log).splitlines() if line.strip()]
     return redact_text(lines[-1], secrets)[:_LINE_CHARS] if lines else ""
 
 
 def _last_words(log: Path, secrets: Sequence[str]) -> str:
     """The traceback with which the log ends, else its last line: data from a stranger, for an error message."""
-    lines = read_tail(log, _TAIL_BYTES).splitlines()
+    lines = tail(log).splitlines()
     begin = max((i for i, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=None)
     if begin is not None:
         end = next((i for i in range(begin + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
@@ -72,7 +80,7 @@ def _last_words(log: Path, secrets: Sequence[str]) -> str:
 
 def last_metric(path: Path) -> dict[str, Any] | None:
     """The last whole line of a metrics file."""
-    for line in reversed(read_tail(path, _TAIL_BYTES).splitlines()):
+    for line in reversed(tail(path).splitlines()):
         try:
             found = json.loads(line)
         except ValueError:

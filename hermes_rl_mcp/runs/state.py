@@ -127,9 +127,10 @@ class RunState:
     @classmethod
     def load(cls, paths: RunPaths) -> RunState:
         """Takes over a run's record. Raises UnreadableRecordError."""
-        state = cls(paths, read_record(paths), _count_lines(paths) + 1)
-        if not state.record.status.terminal:
-            state._announced = _announced_end(paths)
+        last = _last_event(paths)
+        state = cls(paths, read_record(paths), last.seq + 1 if last else 1)
+        if last and last.status.terminal and not state.record.status.terminal:
+            state._announced = last.status
         return state
 
     @property
@@ -277,16 +278,13 @@ def _size(paths: RunPaths) -> int:
         return 0
 
 
-def _announced_end(paths: RunPaths) -> RunStatus | None:
+def _last_event(paths: RunPaths) -> Event | None:
+    """The last whole one; a line that was damaged by a power failure is none."""
     try:
-        last = Event.model_validate_json(read_tail(paths.events, _EVENT_BYTES).splitlines()[-1])
-    except (OSError, IndexError, ValidationError):
+        lines = read_tail(paths.events, 2 * _EVENT_BYTES).splitlines()
+    except OSError:
         return None
-    return last.status if last.status.terminal else None
-
-
-def _count_lines(paths: RunPaths) -> int:
-    try:
-        return paths.events.read_bytes().count(b"\n")
-    except FileNotFoundError:
-        return 0
+    for line in reversed(lines):
+        with suppress(ValidationError):
+            return Event.model_validate_json(line)
+    return None

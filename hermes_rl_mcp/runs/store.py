@@ -21,7 +21,7 @@ from anyio import to_thread
 from hermes_rl_mcp.checkpoints import Marked, complete
 from hermes_rl_mcp.contracts.runs import UNKNOWN, UNREADABLE, ChildReport, ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
-from hermes_rl_mcp.files import opened, read_tail
+from hermes_rl_mcp.files import opened
 from hermes_rl_mcp.paths import RUN_ID, Home, RunPaths
 from hermes_rl_mcp.runs import outcome
 from hermes_rl_mcp.runs.process import boot_id
@@ -112,12 +112,12 @@ class RunStore:
 
     def recent(self, run_id: str, count: int) -> Objects:
         """The last steps, at most ``count`` of them, oldest first; the same time for a long run as for a short one."""
-        text = read_tail(self._paths(run_id).metrics, _RECENT_BYTES)
+        text = outcome.tail(self._paths(run_id).metrics, _RECENT_BYTES)
         return [found for line in text.splitlines()[-count - 1 :] if (found := _object(line)) is not None][-count:]
 
     def last_evaluation(self, run_id: str) -> float | None:
         """The environment's last ``eval/percent_correct``."""
-        for line in reversed(read_tail(self._paths(run_id).env_metrics, _EVALUATION_BYTES).splitlines()):
+        for line in reversed(outcome.tail(self._paths(run_id).env_metrics, _EVALUATION_BYTES).splitlines()):
             value = (_object(line) or {}).get(_EVALUATION) if _EVALUATION in line else None
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
@@ -197,7 +197,7 @@ def _read_lines(path: Path, offset: int) -> Lines:
         with opened(path) as file:
             file.seek(offset)
             data = file.read(_MAX_READ_BYTES)
-    except FileNotFoundError:
+    except OSError:  # not there yet, or nothing that can be read
         return Lines([], offset)
     whole = data[: data.rfind(b"\n") + 1]
     lines = [found for line in whole.splitlines() if (found := _object(line)) is not None]

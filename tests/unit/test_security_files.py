@@ -10,16 +10,24 @@ import time
 from pathlib import Path
 
 import pytest
+from diagnosis_parts import record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_rl_mcp import files
 from hermes_rl_mcp.catalog import scan as scan_module
 from hermes_rl_mcp.catalog.scan import find, scan
+from hermes_rl_mcp.checkpoints import MARKER
+from hermes_rl_mcp.contracts.runs import RunRecord
 from hermes_rl_mcp.errors import UnknownEnvironmentError, UnknownRunError, UnreadableRunError
 from hermes_rl_mcp.files import NotAFileError, append_line, read_file, read_tail, trim_log
+from hermes_rl_mcp.operations.operations import Operations
+from hermes_rl_mcp.operations.reading import RunReader
+from hermes_rl_mcp.operations.status import snapshot
 from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.runs.state import RunState
 from hermes_rl_mcp.runs.store import RunStore, Unreadable
+from hermes_rl_mcp.runs.watch import vitals
 
 RUN = "0123abcd"
 ENVIRONMENT = "from hermes_rl_mcp.envs import BaseEnv\nclass A(BaseEnv):\n    name = 'a'\n"
@@ -227,6 +235,32 @@ def test_sec_12_a_log_of_another_kind_blocks_nobody(home: Home, make: object) ->
         done.set()
 
     threading.Thread(target=read, daemon=True).start()
+    assert done.wait(QUICK_S)
+
+
+@pytest.mark.parametrize("make", [_pipe, _device, _five_gigabytes])
+def test_sec_12_no_file_of_a_run_that_is_something_else_blocks_who_looks_at_the_run(home: Home, make: object) -> None:
+    paths = home.run(RUN)
+    RunState.create(paths, record(), "test")
+    checkpoint = paths.checkpoints / "step_1"
+    checkpoint.mkdir(parents=True)
+    paths.events.unlink()
+    places = [paths.events, paths.stop_request, paths.metrics, paths.progress, paths.wandb_state, paths.env_metrics]
+    places += [paths.env_state, paths.vitals, paths.request, paths.report("trainer"), checkpoint / MARKER]
+    for place in places:
+        make(place)  # type: ignore[operator]
+    context = Operations.from_environ({"HERMES_HOME": str(home.root)}).context
+    done = threading.Event()
+
+    def look() -> None:
+        [run] = context.runs.list()  # its supervisor is gone, so whoever looks closes it
+        assert isinstance(run, RunRecord)
+        assert snapshot(context, RunReader(context, run)).status == "interrupted"
+        assert context.runs.checkpoints(RUN) == []
+        assert vitals.read_env_state(paths) is None and vitals._text(paths.progress) is None
+        done.set()
+
+    threading.Thread(target=look, daemon=True).start()
     assert done.wait(QUICK_S)
 
 

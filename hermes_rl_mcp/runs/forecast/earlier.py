@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest
+from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.forecast.footprint import number
 from hermes_rl_mcp.runs.store import RunStore
@@ -93,7 +94,7 @@ def pace_of(lines: Sequence[dict[str, Any]]) -> Pace | None:
 
 def _read(home: Home, store: RunStore, record: RunRecord) -> Earlier | None:
     try:
-        request = RunRequest.model_validate_json(home.run(record.run_id).request.read_bytes())
+        request = RunRequest.model_validate_json(read_file(home.run(record.run_id).request))
     except (OSError, ValidationError):
         return None
     lines = store.metrics(record.run_id).lines

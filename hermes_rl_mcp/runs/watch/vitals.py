@@ -20,7 +20,7 @@ from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import Identity, ProcessName, RunRecord, RunStatus
 from hermes_rl_mcp.contracts.sampling_api import SamplingHealth
 from hermes_rl_mcp.contracts.vitals import EnvState, ProcessVitals, Vitals
-from hermes_rl_mcp.files import now, write_atomic
+from hermes_rl_mcp.files import now, read_file, write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs import family, outcome, reserve
 from hermes_rl_mcp.runs.health import Health
@@ -148,7 +148,7 @@ class _Files:
 def read_env_state(paths: RunPaths) -> EnvState | None:
     """What the environment says of its groups; None if it says nothing that can be read."""
     try:
-        return EnvState.model_validate_json(paths.env_state.read_bytes())
+        return EnvState.model_validate_json(read_file(paths.env_state))
     except (OSError, ValidationError):
         return None
 
@@ -211,6 +211,6 @@ def _processes(
 
 def _text(progress: Path) -> str | None:
     try:
-        return str(json.loads(progress.read_bytes())["text"])
+        return str(json.loads(read_file(progress))["text"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
