@@ -1,21 +1,26 @@
 """``hermes-rl runs logs``: the last lines of a run's log files, and new ones as they come.
 
-Reads by byte offset and never holds a whole file in memory; a half-written last line is left for the next look.
+Reads by byte offset and never more than ``_MAX_BYTES`` at once; a half-written last line is left for the next look. A
+log that was cut, because it had outgrown its limit, is read on from its new beginning.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl_mcp.cli.text import printable
+from hermes_rl_mcp.files import opened
 
 POLL_S = 0.3
-_BLOCK = 64 * 1024
-_MAX_LINE = 16 * _BLOCK
-"""A longer line comes in pieces."""
+_MAX_BYTES = 2**20
+"""Of a log's end that is looked through for its last lines, and of one line; a longer one comes in pieces."""
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
+"""A progress bar begins each of its states with a carriage return. One at the end may be half a line end."""
 
 
 @dataclass
@@ -28,29 +33,37 @@ class LogFile:
 
     def tail(self, lines: int) -> list[str]:
         """The last whole lines; reading goes on behind them."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            end = start = file.seek(0, 2)
-            data = b""
-            while start > 0 and data.count(b"\n") <= lines:
-                size = min(_BLOCK, start)
-                start = file.seek(start - size)
-                data = file.read(size) + data
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset = end - (len(data) - len(whole))
-        return _decode(whole)[-lines:] if lines else []
+        end = self._size()
+        self.offset = max(0, end - _MAX_BYTES)
+        begins_within = self.offset > 0
+        found = self.news()
+        if begins_within and len(found) > 1:
+            del found[0]
+        return found[-lines:] if lines else []
 
     def news(self) -> list[str]:
         """Whole lines written since."""
-        if not self.path.exists():
+        if self._size() < self.offset:
+            self.offset = 0
+        try:
+            with opened(self.path) as file:
+                file.seek(self.offset)
+                data = file.read(_MAX_BYTES)
+        except FileNotFoundError:
             return []
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read(_MAX_LINE)
-        whole = data if len(data) == _MAX_LINE and b"\n" not in data else data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return _decode(whole)
+        found = [data] if len(data) == _MAX_BYTES else []
+        if ends := [end.span() for end in _LINE_END.finditer(data)]:
+            begins = [0, *(after for _, after in ends)]
+            found = [data[begin:end] for begin, (end, _) in zip(begins, ends, strict=False)]
+        self.offset += ends[-1][1] if ends else sum(map(len, found))
+        return [printable(line.decode(errors="replace")) for line in found]
+
+    def _size(self) -> int:
+        try:
+            with opened(self.path) as file:
+                return os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            return 0
 
 
 def lines(logs: list[LogFile], tail: int) -> Iterator[str]:
@@ -76,7 +89,3 @@ def follow(logs: list[LogFile], ended: Callable[[], bool]) -> Iterator[str]:
                 return
             last_look = ended()
             time.sleep(0 if last_look else POLL_S)
-
-
-def _decode(data: bytes) -> list[str]:
-    return [printable(line) for line in data.decode(errors="replace").splitlines()]

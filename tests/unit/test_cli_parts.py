@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hermes_rl_mcp.cli.demo_settings import DemoOptions
 from hermes_rl_mcp.cli.logs import LogFile, follow, lines
 from hermes_rl_mcp.cli.text import duration, number, printable
 from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.files import trim_log
 
 
 def _rows(values: list[float | None]) -> list[tuple[int, dict[str, JsonValue]]]:
@@ -139,6 +141,45 @@ def test_a_log_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
     log = LogFile("api", tmp_path / "api.log")
     assert log.tail(5) == []
     assert log.news() == []
+
+
+def test_a_log_that_was_cut_is_followed_from_its_new_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text("x" * 5000 + "\n")
+    log = LogFile("trainer", path)
+    log.tail(1)
+    assert trim_log(path, max_bytes=1000, keep_bytes=100)
+    with path.open("a") as file:
+        file.write("after the cut\n")
+    assert log.news() == ["after the cut"]
+
+
+def test_each_state_of_a_progress_bar_is_a_line_and_a_line_end_of_two_characters_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_bytes(b"one\r\n\n 10%\r 20%\r 30%")
+    log = LogFile("trainer", path)
+    assert log.tail(9) == ["one", "", " 10%", " 20%"]
+    with path.open("ab") as file:
+        file.write(b"\r")
+    assert log.news() == [], "that may be half a line end"
+    with path.open("ab") as file:
+        file.write(b"\nlast\n")
+    assert log.news() == [" 30%", "last"]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_log_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "env.log")
+    for read in (lambda log: log.tail(5), lambda log: log.news()):
+        with pytest.raises(OSError, match="not a regular file"):
+            read(LogFile("env", tmp_path / "env.log"))
+
+
+def test_the_end_of_a_log_without_line_ends_costs_no_more_than_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "env.log"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    assert len("".join(LogFile("env", path).tail(40))) <= 2**20
 
 
 def test_an_endless_line_comes_in_pieces(tmp_path: Path) -> None:
