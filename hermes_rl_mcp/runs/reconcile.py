@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from hermes_rl_mcp.checkpoints import newest
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import Identity, RunRecord, RunStatus, StopRequest
 from hermes_rl_mcp.contracts.vitals import Vitals
@@ -94,7 +95,7 @@ def _close(paths: RunPaths, state: RunState) -> RunRecord:
     vitals = _vitals(paths)
     changes: dict[str, Any] = {
         "error": f"Interrupted: {reason}.{_what_is_known(paths)}",
-        "hint": f"rl_start_training(resume_from='{record.run_id}') goes on from its last complete checkpoint.",
+        "hint": _way_on(paths),
         "leftover_pids": [one.pid for one in leftovers],
         "running_seconds": max(record.running_seconds, vitals.running_seconds if vitals else 0.0),
         "peak_memory_bytes": vitals.peak_memory_bytes if vitals else None,
@@ -105,6 +106,12 @@ def _close(paths: RunPaths, state: RunState) -> RunRecord:
         _log.warning("run %s has lost its supervisor and cannot be closed now: %s", record.run_id, error)
         return record.model_copy(update={"status": RunStatus.INTERRUPTED, "detail": "", **changes})
     return state.record
+
+
+def _way_on(paths: RunPaths) -> str:
+    if newest(paths.checkpoints) is None:
+        return "There was no complete checkpoint yet: start it again with rl_start_training()."
+    return f"rl_start_training(resume_from='{paths.run_id}') goes on from its last complete checkpoint."
 
 
 def _what_is_known(paths: RunPaths) -> str:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from process_rig import HOLD, Rig, until
 
+from hermes_rl_mcp.checkpoints import MARKER
 from hermes_rl_mcp.contracts.runs import Identity, RunRecord, RunStatus
 from hermes_rl_mcp.paths import install_root
 from hermes_rl_mcp.runs import launch, locks
@@ -117,10 +118,19 @@ async def test_fi_14_after_a_reboot_everything_is_interrupted_and_nothing_signal
     assert real is not None
     before = real.model_copy(update={"boot_id": "another-boot"})
     run_id = forge(rig, RunStatus.RUNNING, before, before)
+    checkpoint = rig.paths(run_id).checkpoints / "step_4"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MARKER).touch()
     record = rig.store.get(run_id)
     assert record.status is RunStatus.INTERRUPTED and "restarted" in (record.error or "")
     assert f"resume_from='{run_id}'" in (record.hint or "")
     assert bystander.poll() is None
+
+
+async def test_a_lost_run_without_a_checkpoint_is_not_said_to_go_on_from_one(rig: Rig) -> None:
+    run_id = forge(rig, RunStatus.RUNNING, gone(), None)
+    hint = rig.store.get(run_id).hint or ""
+    assert "no complete checkpoint" in hint and "resume_from" not in hint
 
 
 async def test_a_queued_run_keeps_its_turn_over_a_reboot(rig: Rig) -> None:
