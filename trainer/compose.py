@@ -42,8 +42,6 @@ from trainer.wandb_sink import WandbSink
 
 _log = logging.getLogger(__name__)
 
-_SEE_LOG = "See the trainer's log (hermes-rl runs logs RUN_ID --process trainer)."
-
 
 def run(config_path: Path, listen_fd: int | None, *, resume: bool) -> int:
     """The exit code: 0 completed, 1 failed, 143 asked to stop. Call from the main thread."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,10 +93,6 @@ def show(name: str, value: str) -> str:
     if not value:
         return "(empty)"
     return "set (not shown)" if is_secret(name) else value
-
-
-def readable_by_others(file: Path) -> bool:
-    return file.exists() and bool(stat.S_IMODE(file.stat().st_mode) & 0o077)
 
 
 @contextmanager

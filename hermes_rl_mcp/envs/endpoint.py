@@ -80,10 +80,6 @@ class Endpoint:
         self._train = asyncio.Semaphore(self.config.num_max_requests_at_once)
         self._eval = asyncio.Semaphore(self.config.num_requests_for_eval)
 
-    @property
-    def token_exact(self) -> bool:
-        return self.config.server_type in ("vllm", "sglang")
-
     async def sample(self, prompt: Prompt, params: SampleParams, *, split: str = "train") -> list[Completion]:
         """``params.n`` completions. ``split`` "eval" has its own limit of requests in flight."""
         self.in_flight += 1

@@ -54,11 +54,6 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_memory_bytes() -> int:
-    """Host memory that can be had without swapping."""
-    return int(psutil.virtual_memory().available)
-
-
 def host_memory() -> Memory:
     """Of the machine, or of the container this process lives in if that is less."""
     whole = psutil.virtual_memory()
