@@ -197,6 +197,21 @@ def test_sec_23_groups_are_saved_below_the_home_only(value: str) -> None:
     check_edit(resolution(), HOME, "data_path_to_save_groups", "groups.jsonl")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("../../../.env", "/home/u/.hermes/.env", "../../session.json", "../0123abcd/checkpoints", "checkpoints/x"),
+        *("..", ".", "../any", "saved/../checkpoints"),
+    ],
+)
+def test_sec_23_what_an_environment_saves_is_kept_apart_from_settings_checkpoints_and_other_runs(value: str) -> None:
+    for field in ("data_path_to_save_groups", "data_dir_to_save_evals"):
+        with pytest.raises(InvalidValueError, match="only this program itself writes"):
+            check_edit(resolution(), HOME, field, value)
+        for good in ("saved/groups.jsonl", "evals", "/home/u/.hermes/data/groups.jsonl"):
+            check_edit(resolution(), HOME, field, good)
+
+
 def test_sec_02_a_key_is_not_taken_into_a_configuration_but_the_name_of_a_variable_is() -> None:
     for field, value in (("judge_api_key", "hunter2"), ("judge", {"token": "hunter2"}), ("judge", "hf_" + "a" * 30)):
         with pytest.raises(InvalidValueError, match="hermes-rl config set HERMES_RL_SECRET_") as error:

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.profiles import Profile
 from hermes_rl_mcp.errors import InvalidValueError
-from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.redact import SECRET_PREFIX, holds_secret
 from hermes_rl_mcp.runs.configuration.addresses import hosts_of, is_metadata_service, needs_permission
 from hermes_rl_mcp.runs.configuration.fields import as_int, is_int
@@ -22,6 +22,7 @@ _NAMES = ("model_name", "tokenizer_name", "wandb_name", "wandb_project", "wandb_
 """They become arguments, labels and file names of other programs."""
 _WRITTEN = ("data_path_to_save_groups", "data_dir_to_save_evals")
 """Where an environment writes to."""
+_RELATIVE = "Give a relative path such as 'saved/groups.jsonl': it counts from the run's own folder."
 _BUILTIN_OR_HUB = re.compile(r"(builtin:)?[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 _MAX_NAME = 300
 
@@ -88,13 +89,23 @@ def check_edit(resolution: Resolution, home: Home, name: str, value: JsonValue) 
                 details={"field": name, "host": host},
             )
     if name in _WRITTEN and isinstance(value, str) and value:
-        run_dir, root = home.runs / "any", os.path.realpath(home.root)
-        if not Path(os.path.realpath(run_dir / Path(value).expanduser())).is_relative_to(root):
-            raise InvalidValueError(
-                f"{name} = {value!r} lies outside of {home.root}.",
-                hint="Give a relative path: it counts from the run's own folder.",
-                details={"field": name},
-            )
+        _check_written(home, name, value)
+
+
+def _check_written(home: Home, name: str, value: str) -> None:
+    """An environment may write into its run's folder and elsewhere in the home, but not where others have the word."""
+    own = RunPaths(Path(os.path.realpath(home.runs)) / "any")
+    target = Path(os.path.realpath(own.dir / Path(value).expanduser()))
+    if not target.is_relative_to(os.path.realpath(home.root)):
+        raise InvalidValueError(
+            f"{name} = {value!r} lies outside of {home.root}.", hint=_RELATIVE, details={"field": name}
+        )
+    taken = target.is_relative_to(own.checkpoints) or target == Path(os.path.realpath(home.env_file))
+    state = target.is_relative_to(os.path.realpath(home.rl)) and (own.dir not in target.parents)
+    if taken or state:
+        raise InvalidValueError(
+            f"{name} = {value!r} lies where only this program itself writes.", hint=_RELATIVE, details={"field": name}
+        )
 
 
 def check_name(name: str, value: JsonValue) -> None:
