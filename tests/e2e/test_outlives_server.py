@@ -50,6 +50,7 @@ async def test_a_run_goes_on_without_its_server_and_a_new_one_lists_follows_and_
 
 @pytest.mark.anyio
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 async def test_a_run_that_ends_while_no_server_lives_is_completed_by_its_own_proof(
     connect: Callable[..., Any], processes_left: Callable[..., list[str]]
 ) -> None:

@@ -27,6 +27,7 @@ async def _select(call: Callable[..., Any], **edits: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.anyio
 @pytest.mark.timeout(600)
 async def test_the_embedded_model_takes_what_was_said_within_a_factor_of_two_in_a_first_and_in_a_second_run(

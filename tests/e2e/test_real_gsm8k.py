@@ -23,6 +23,7 @@ SAMPLE = bundled_environments() / "gsm8k_sample"
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(TIMEOUT_S + 150)
 def test_two_steps_on_gsm8k_complete_with_an_adapter_that_stock_peft_loads(
     environ: dict[str, str],

@@ -159,6 +159,7 @@ async def test_fi_37_real_a_killed_run_that_is_resumed_is_bit_identical_to_one_t
     assert (results.resumed_from, results.resumed_step) == (answer.run_id, second.resumed_step)
 
 
+@pytest.mark.slow
 async def test_fi_37_real_a_live_run_goes_on_without_gap_or_repetition_and_with_its_environment(home: Home) -> None:
     await home.choose(total_steps=12, save_checkpoint_interval=4)
     old = (await home.ops.start_training()).run_id

@@ -134,6 +134,7 @@ def _assert_serves(tmp_path: Path, environ: dict[str, str], summary: TrainerSumm
         log.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_sigterm_leaves_a_complete_checkpoint_from_which_the_run_goes_on_until_it_fails_honestly(
     tmp_path: Path, environ: dict[str, str]
