@@ -4,8 +4,7 @@
 carried out in a thread of its own, so that several are under way when the process is killed. A defect of ``plants.py``
 may be planted into it before it begins.
 
-Every signal that this process sends is written to SIGNAL_LOG with what is known of the target; one to init, to every
-process, or to itself is written down and not sent.
+Every signal that this process or a supervisor of its runs sends is written to SIGNAL_LOG.
 """
 
 from __future__ import annotations
@@ -13,63 +12,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import plants
-import psutil
+from signal_log import SignalLog
 
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations import starting
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.runs import launch
-
-
-class SignalLog:
-    """Stands between this process and the three calls that send signals."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    def install(self) -> None:
-        os.kill = self.before(os.kill, pid_of=int)  # type: ignore[assignment]
-        os.killpg = self.before(os.killpg, pid_of=int)  # type: ignore[assignment]
-        signal.pidfd_send_signal = self.before(signal.pidfd_send_signal, pid_of=_pid_behind)  # type: ignore[assignment]
-
-    def before(self, send: Callable[..., None], pid_of: Callable[[int], int]) -> Callable[..., None]:
-        def sending(target: int, sig: int, *rest: Any) -> None:
-            pid = pid_of(target)
-            forbidden = pid <= 1 or pid in (os.getpid(), os.getpgrp())
-            line = {"pid": pid, "signal": int(sig), "forbidden": forbidden, "target": _describe(pid)}
-            os.write(self._fd, json.dumps(line).encode() + b"\n")
-            if not forbidden:
-                send(target, sig, *rest)
-
-        return sending
-
-
-def _pid_behind(descriptor: int) -> int:
-    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines():
-        if line.startswith("Pid:"):
-            return int(line.split()[1])
-    raise ValueError(f"descriptor {descriptor} names no process")
-
-
-def _describe(pid: int) -> dict[str, Any] | None:
-    """Marker and command line; None for a process that is gone or a zombie, which no signal can hurt."""
-    if pid <= 0:
-        return None
-    try:
-        process = psutil.Process(pid)
-        return {"marker": process.environ().get("HERMES_RL_RUN_ID", ""), "cmdline": process.cmdline()}
-    except psutil.Error:
-        return None
 
 
 class Driver:
@@ -120,9 +76,9 @@ class Driver:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    SignalLog(Path(sys.argv[1])).install()
-    if len(sys.argv) > 2:
-        plants.plant_in_server(sys.argv[2])
+    signal_log = Path(sys.argv[1])
+    SignalLog(signal_log).install()
+    plants.plant_in_server(sys.argv[2] if len(sys.argv) > 2 else "", signal_log)
     Driver().serve()
 
 

@@ -135,9 +135,15 @@ class Watch:
     def signals_reach_only_the_runs(self) -> None:
         lines = self.signal_log.read_text().splitlines() if self.signal_log.exists() else []
         for sent in map(json.loads, lines):
+            who = f"the supervisor of {sent['by']}" if sent["by"] else "a server"
             if sent["forbidden"]:
-                raise Violated(f"a server wanted to signal init, every process or itself: {sent}")
-            if sent["target"] is not None and not self._is_ours(sent["target"]):
+                raise Violated(f"{who} wanted to signal init, every process or itself: {sent}")
+            if sent["target"] is None:
+                continue
+            if sent["by"]:
+                if sent["target"]["cmdline"] and not sent["target"]["marker"].startswith(f"{sent['by']}."):
+                    raise Violated(f"{who} signalled a process that is not of its run: {sent}")
+            elif not self._is_ours(sent["target"]):
                 raise Violated(f"a server signalled a process that is not of a run: {sent}")
 
     def _is_ours(self, target: dict[str, Any]) -> bool:

@@ -1,7 +1,8 @@
 """Defects that the interleaving test must find, planted from outside into the test's own processes.
 
-``plant_in_server(NAME)`` changes one function of the product in a driver process. ``plants.py NAME ...`` is a
-supervisor with the defect in it; a planted driver starts that instead of the real one. Nothing shipped knows of this.
+``plant_in_server`` changes one function of the product in a driver process. ``plants.py SIGNAL_LOG NAME RUN_DIR ...``
+is a supervisor that writes down the signals it sends, with the defect in it unless NAME is empty; a driver starts that
+instead of the real one. Nothing shipped knows of this.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from signal_log import SignalLog
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
 from hermes_rl_mcp.files import now, write_atomic
@@ -122,22 +125,25 @@ IN_SUPERVISOR: dict[str, Callable[[], None]] = {
 }
 
 
-def plant_in_server(name: str) -> None:
-    """Changes this process, or what it starts as supervisors."""
+def plant_in_server(name: str, signal_log: Path) -> None:
+    """Changes this process and what it starts as supervisors. An empty name plants nothing."""
+    assert not name or name in IN_SERVER or name in IN_SUPERVISOR, name
     if name in IN_SERVER:
         IN_SERVER[name]()
-        return
-    assert name in IN_SUPERVISOR, name
+    in_supervisor = name if name in IN_SUPERVISOR else ""
 
     def popen(argv: list[str], **keywords: Any) -> subprocess.Popen[bytes]:
         assert argv[1:4] == ["-P", "-m", "hermes_rl_mcp.runs"], argv
-        return subprocess.Popen([argv[0], __file__, name, *argv[4:]], **keywords)
+        return subprocess.Popen([argv[0], __file__, str(signal_log), in_supervisor, *argv[4:]], **keywords)
 
     launch.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen})  # type: ignore[assignment]
 
 
 def main() -> None:
-    IN_SUPERVISOR[sys.argv.pop(1)]()
+    signal_log, plant = Path(sys.argv.pop(1)), sys.argv.pop(1)
+    SignalLog(signal_log, run_id=Path(sys.argv[1]).name).install()
+    if plant:
+        IN_SUPERVISOR[plant]()
     from hermes_rl_mcp.runs.__main__ import main as supervise
 
     sys.exit(supervise())

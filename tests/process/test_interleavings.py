@@ -21,6 +21,8 @@ Processes take their own time, so a seed gives the same steps, but not always th
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import re
@@ -32,8 +34,10 @@ from pathlib import Path
 
 import plants
 import pytest
-from interleaving_watch import Violated
+from interleaving_watch import Violated, Watch
 from interleaving_world import BEHAVIOURS, Bystander, World
+
+from hermes_rl_mcp.paths import Home
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -56,6 +60,7 @@ TRAINER = [
     "exit 3",
     "fail",
 ]
+A, B = "aaaaaaaa", "bbbbbbbb"
 OTHERS = ["exit 0", "exit 3", "fail"]
 KILLED = ["supervisor", "supervisor", "supervisor", "trainer", "api", "env"]
 
@@ -296,6 +301,21 @@ BREAKS = {
     "does_not_queue": "more than one live trainer for the device|had the device before",
 }
 """What each plant must be found by."""
+
+
+@pytest.mark.parametrize(
+    ("by", "marker", "fine"),
+    [(A, f"{A}.n", True), (A, f"{B}.n", False), (A, "", False), ("", f"{B}.n", True), ("", "ffffffff.n", False)],
+)
+def test_a_signal_to_a_process_of_another_run_is_seen(tmp_path: Path, by: str, marker: str, fine: bool) -> None:
+    home = Home(tmp_path)
+    for run_id in (A, B):
+        home.run(run_id).dir.mkdir(parents=True)
+    sent = {"by": by, "pid": 9, "signal": 15, "forbidden": False, "target": {"marker": marker, "cmdline": ["python"]}}
+    (tmp_path / "signals.jsonl").write_text(json.dumps(sent) + "\n")
+    watch = Watch(home, tmp_path / "signals.jsonl")
+    with contextlib.nullcontext() if fine else pytest.raises(Violated, match="signalled a process"):
+        watch.signals_reach_only_the_runs()
 
 
 @pytest.mark.parametrize("plant", sorted({**plants.IN_SERVER, **plants.IN_SUPERVISOR}))
