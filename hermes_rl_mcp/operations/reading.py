@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import anyio
@@ -19,6 +20,9 @@ from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.redact import secret_values
 from hermes_rl_mcp.runs.receivers import receivers
+
+_VITALS_OLD_S = 20.0
+"""The supervisor looks every two seconds and may wait some for answers; what is older is no news of now."""
 
 
 def known_secrets(context: Context, run_id: str) -> list[str]:
@@ -67,9 +71,17 @@ class RunReader:
         return findings.flags(self._context, self.record)
 
     def waiting(self) -> str:
-        """Which process waits for what, as the supervisor saw it a moment ago."""
+        """Which process waits for what, as the supervisor saw it a moment ago; or that it looks no more."""
         seen = findings.vitals(self._context, self.record)
-        return seen.waiting if seen else ""
+        if seen is None:
+            return ""
+        age_s = (self._context.now() - datetime.fromisoformat(seen.time)).total_seconds()
+        if age_s < _VITALS_OLD_S or self.record.supervisor is None:
+            return seen.waiting
+        return (
+            f"unknown for {age_s:.0f} s: the run's supervisor (pid {self.record.supervisor.pid}) does not look at its "
+            "processes; it is stopped (kill -CONT wakes it), gets no CPU or cannot write"
+        )
 
     def step(self) -> int | None:
         """Of the last line of metrics.jsonl."""

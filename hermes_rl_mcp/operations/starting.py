@@ -62,19 +62,24 @@ async def start_training(
     made.
     """
     until = time.monotonic() + (DRY_MEASURE_S if dry_run else MEASURE_S)
-    if idempotency_key and not dry_run:
+    known = None
+    if idempotency_key:
         known = await anyio.to_thread.run_sync(launch.run_with_key, context.home, idempotency_key)
-        if known:
-            return _started(context, _request(context, known), (await RunReader.open(context, known)).record)
+        if known and not dry_run:
+            return _known(context, (await RunReader.open(context, known)).record, resume_from)
     plan = await _plan(context, idempotency_key, resume_from, until)
     request = plan.request
     if dry_run:
         await anyio.to_thread.run_sync(partial(preflight, context.home, request, context.operator.environ, dry=True))
-        return _explained(plan, _planned(context, plan))
+        answer = _explained(plan, _planned(context, plan))
+        if known is None:
+            return answer
+        note = f"This idempotency_key belongs to run {known}: a start with it would give that run, not a new one."
+        return answer.model_copy(update={"warnings": [*answer.warnings, note]})
     prepare: launch.Prepare | None = partial(plan.origin.prepare, request) if plan.origin else None
     record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare)
     if record.run_id != request.run_id:
-        return _started(context, _request(context, record.run_id), record)
+        return _known(context, record, resume_from)
     return _explained(plan, _started(context, request, record))
 
 
@@ -103,6 +108,21 @@ def _explained(plan: _Plan, answer: StartTraining) -> StartTraining:
 
 def _request(context: Context, run_id: str) -> RunRequest:
     return RunRequest.model_validate_json(read_file(context.home.run(run_id).request))
+
+
+def _known(context: Context, record: RunRecord, resume_from: str | None) -> StartTraining:
+    """The answer to a key that was used before. Only the run on record is described, whatever was asked for now."""
+    request = _request(context, record.run_id)
+    answer = _started(context, request, record)
+    message = (
+        f"Nothing new was started: this idempotency_key belongs to run {record.run_id} of {record.created_at}, with "
+        f"the configuration shown here; it is {record.status.value}. For another run use another key."
+    )
+    if resume_from is None or resume_from == request.resume_from:
+        return answer.model_copy(update={"message": message})
+    origin = f"continues run {request.resume_from}" if request.resume_from else "continues no run"
+    note = f"resume_from='{resume_from}' was not followed: run {record.run_id} {origin}."
+    return answer.model_copy(update={"message": message, "warnings": [*answer.warnings, note]})
 
 
 async def relaunch_queued(context: Context) -> list[str]:
@@ -196,6 +216,9 @@ def _started(context: Context, request: RunRequest, record: RunRecord) -> StartT
 
 def _started_message(context: Context, record: RunRecord) -> str:
     follow = "Follow it with rl_check_status(run_id, wait_seconds=50)."
+    if record.status.terminal:
+        said = " ".join(text for text in (record.error, record.hint) if text)
+        return f"Run {record.run_id} was started and is already {record.status.value}. {said}".strip()
     if record.status is RunStatus.QUEUED:
         holder = claims.holder(claims_dir(context.operator.environ), record.device)
         by = f"run {holder} has it" if holder and holder != record.run_id else "it is about to be free"

@@ -13,7 +13,7 @@ from hermes_rl_mcp.contracts.results import (
     RunSummary,
     StopTraining,
 )
-from hermes_rl_mcp.contracts.runs import RunRecord
+from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
 from hermes_rl_mcp.errors import UnreadableRunError
 from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.actual import actual
@@ -42,6 +42,8 @@ async def stop_training(context: Context, run_id: str) -> StopTraining:
             f"Stopping run '{run_id}': environment, trainer, then rollout API. "
             "The trainer writes a checkpoint first. Follow it with rl_check_status."
         )
+        if after.status is not RunStatus.STOPPING:
+            message += " Its supervisor has not taken it up yet; the request is on disk and holds."
     return StopTraining(message=message, run_id=run_id, status=after.status.value)
 
 

@@ -81,7 +81,7 @@ def status(result: CheckStatus) -> str:
         lines.append(result.message)
     if result.waiting:
         lines.append(f"now: {result.waiting}")
-    if result.detail:
+    if result.detail and result.detail != result.waiting:
         lines.append(result.detail)
     step = f"step {result.metrics.step or 0} of {result.total_steps}"
     shown = {name: result.latest[name] for name in _KEY_METRICS if name in result.latest}
@@ -109,6 +109,8 @@ def flags(found: Sequence[Flag]) -> list[str]:
 
 
 def _next_after(result: CheckStatus) -> str:
+    if result.status == "stopped" and not result.metrics.step:
+        return "It had not trained a step, so there is nothing to go on from."
     if result.status == "stopped":
         return "Next: rl_get_results, or rl_start_training(resume_from=run_id) to go on."
     if result.status == "completed":
