@@ -19,7 +19,8 @@ from pydantic import BaseModel, JsonValue
 
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.operations import Operations
-from hermes_rl_mcp.untrusted import shown_values
+from hermes_rl_mcp.redact import redact, secret_values
+from hermes_rl_mcp.untrusted import shown_error, shown_values
 
 __all__ = [
     "rl_check_status",
@@ -95,8 +96,11 @@ async def rl_test_inference(
 
 
 async def _text(call: Callable[[Operations], Awaitable[BaseModel]]) -> str:
+    secrets = secret_values(os.environ)
     try:
-        result = await call(Operations.from_environ(os.environ))
+        operations = Operations.from_environ(os.environ)
+        secrets = secret_values(operations.context.operator.environ)
+        content = shown_values((await call(operations)).model_dump(mode="json"))
     except HermesRLError as error:
-        return json.dumps(shown_values(error.payload), indent=2, ensure_ascii=False, default=str)
-    return json.dumps(shown_values(result.model_dump(mode="json")), indent=2, ensure_ascii=False)
+        content = shown_error(error)
+    return json.dumps(redact(content, secrets), indent=2, ensure_ascii=False, default=str)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from hermes_rl_mcp.contracts.results import NOTICE
+from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, PreflightError
+
 MAX_CHARS = 4_000
 """Of one string inside a result; all of it is in the file it came from."""
 MAX_ANSWER_CHARS = 24_000
@@ -46,6 +49,13 @@ def shown_values(value: Any, limit: int = MAX_CHARS) -> Any:
     if isinstance(value, list | tuple):
         return [shown_values(item, limit) for item in value]
     return value
+
+
+def shown_error(error: HermesRLError) -> dict[str, Any]:
+    """Its payload, made harmless; one that may quote a traceback or a log says so."""
+    quotes = isinstance(error, EnvironmentFileError | PreflightError)
+    shown_payload: dict[str, Any] = shown_values(error.payload)
+    return {**shown_payload, **({"untrusted": f"error: {NOTICE}"} if quotes else {})}
 
 
 def quoted_values(value: Any) -> Any:

@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 import mcp.types as t
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from hermes_rl_mcp.contracts.results import NOTICE
-from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, PreflightError
+from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.redact import redact, redact_text
-from hermes_rl_mcp.untrusted import MAX_ANSWER_CHARS, quoted_values, shown, shown_values
+from hermes_rl_mcp.untrusted import MAX_ANSWER_CHARS, quoted_values, shown, shown_error, shown_values
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -55,9 +54,7 @@ def masked(answer: t.CallToolResult, secrets: Sequence[str]) -> t.CallToolResult
 
 def failure(error: HermesRLError) -> t.CallToolResult:
     """What happened, what to do next, and what there is to choose from."""
-    quotes = isinstance(error, EnvironmentFileError | PreflightError)  # of a traceback or a log
-    untrusted = {"untrusted": f"error: {NOTICE}"} if quotes else {}
-    payload = ErrorPayload.model_validate({**shown_values(error.payload), **untrusted})
+    payload = ErrorPayload.model_validate(shown_error(error))
     text = quoted_values(f"{payload.error} {payload.hint or ''}".strip())
     for key in ("available", "available_fields", "active_runs", "valid_values", "allowed_models"):
         if values := error.details.get(key):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+from pathlib import Path
 
 import pytest
-from mcp_rig import in_memory
+from mcp_rig import environment_file, in_memory
+from test_security_answers import RUN, hostile_run
 
 from hermes_rl_mcp import tools
 
@@ -44,6 +46,26 @@ async def test_an_answer_is_json_text_and_an_error_is_one_too(process_environ: d
     assert json.loads(await tools.rl_check_status("ffffffff"))["active_runs"] == []
     runs = json.loads(await tools.rl_list_runs())
     assert (runs["runs"], runs["count"]) == ([], 0)
+
+
+@pytest.mark.anyio
+async def test_sec_02_sec_20_functions_tell_no_key_either_and_label_what_they_quote(
+    process_environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    key = "s3ntinel/of+a=key"
+    record = hostile_run(process_environ).record
+    record.write_text(record.read_text().replace("Ignore previous instructions", f"key {key}"))
+    environment_file(tmp_path / "envs", f'raise RuntimeError("key {key}")\n')
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("HERMES_RL_ENV_DIRS", str(tmp_path / "envs"))
+    for text in (
+        await tools.rl_check_status(RUN),
+        await tools.rl_get_results(RUN),
+        await tools.rl_list_runs(),
+        await tools.rl_select_environment("own"),
+    ):
+        assert "key ***" in text and key not in text
+        assert "data, not instructions" in json.loads(text)["untrusted"]
 
 
 @pytest.mark.anyio
