@@ -26,7 +26,7 @@ class Case(NamedTuple):
 CASES: dict[int, Case] = {
     1: Case("keys on command lines"),
     2: Case("keys in files, logs, results and resources", rest="a child's own log keeps what it printed"),
-    3: Case("environment of each child"),
+    3: Case("environment of each child", rest="the environment's process gets HF_TOKEN: gated data sets need one"),
     4: Case("secret fields in configuration, edits and errors"),
     5: Case("listeners on loopback only"),
     6: Case("rebound host names and web pages"),

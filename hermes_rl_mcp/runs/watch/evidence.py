@@ -20,7 +20,7 @@ Line = Mapping[str, JsonValue]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Every number that a flag depends on."""
+    """Every number that a flag depends on, but one: what a stall is, its supervisor says (``Limits.stall_s``)."""
 
     window: int = 20
     """Steps that are looked at: enough to name a first step, few enough to be read in no time."""
