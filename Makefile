@@ -26,8 +26,8 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-more: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 2 --dist worksteal $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "slow and not gpu and alone" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "(slow or gpu) and not alone" -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and alone" $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

@@ -14,9 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hermes_rl_mcp.runs.forecast.device import detect_device
+
 MARK = "HERMES_RL_TEST_MARK"
 _SUITE = uuid.uuid4().hex
 os.environ[MARK] = _SUITE  # inherited by every process a test starts, also by those that left its group
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and detect_device(os.environ) != "cuda":
+        pytest.skip("no GPU that the installed torch can use")
 
 
 @pytest.fixture
