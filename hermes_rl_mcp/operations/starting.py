@@ -29,6 +29,7 @@ from hermes_rl_mcp.paths import claims_dir
 from hermes_rl_mcp.redact import redact
 from hermes_rl_mcp.runs import claims, launch
 from hermes_rl_mcp.runs.configuration.checks import problems
+from hermes_rl_mcp.runs.configuration.session import Session
 from hermes_rl_mcp.runs.forecast.device import chosen_device, detect_device
 from hermes_rl_mcp.runs.forecast.preflight import preflight
 from hermes_rl_mcp.runs.receivers import receivers
@@ -50,6 +51,7 @@ class _Plan:
     request: RunRequest
     forecast: Forecast
     origin: Continuation | None
+    notes: list[str]
 
 
 async def start_training(
@@ -98,11 +100,26 @@ async def _plan(context: Context, idempotency_key: str | None, resume_from: str 
     if origin:
         request = origin.continued(request)
     expected = await forecast(context, request, now.resolution.schema, until=until)
-    return _Plan(request.model_copy(update={"estimate": expected.estimate}), expected, origin)
+    notes = [] if origin else _unseen(context, now.session)
+    return _Plan(request.model_copy(update={"estimate": expected.estimate}), expected, origin, notes)
+
+
+def _unseen(context: Context, session: Session) -> list[str]:
+    """What other servers changed since this one last showed the configuration to anybody: it is what runs."""
+    seen, reader = context.viewer.revision, context.viewer.name
+    if seen is None:
+        return []
+    if session.selection > seen and session.selected_by != reader:
+        what = f"environment '{session.environment}' was selected by {session.selected_by}"
+    elif changed := session.unseen(seen, reader):
+        what = "changed were " + ", ".join(f"{name} (by {writer})" for name, writer in changed.items())
+    else:
+        return []
+    return [f"Since this server last showed the configuration, {what}. That is what is trained."]
 
 
 def _explained(plan: _Plan, answer: StartTraining) -> StartTraining:
-    answer = answer.model_copy(update={"warnings": [*answer.warnings, *plan.forecast.warnings]})
+    answer = answer.model_copy(update={"warnings": [*answer.warnings, *plan.notes, *plan.forecast.warnings]})
     return answer if plan.origin is None else plan.origin.explained(plan.request, answer)
 
 
@@ -216,15 +233,15 @@ def _started(context: Context, request: RunRequest, record: RunRecord) -> StartT
 
 def _started_message(context: Context, record: RunRecord) -> str:
     follow = "Follow it with rl_check_status(run_id, wait_seconds=50)."
+    run = f"Run {record.run_id} ({record.environment} on {record.base_model})"
     if record.status.terminal:
         said = " ".join(text for text in (record.error, record.hint) if text)
-        return f"Run {record.run_id} was started and is already {record.status.value}. {said}".strip()
+        return f"{run} was started and is already {record.status.value}. {said}".strip()
     if record.status is RunStatus.QUEUED:
         holder = claims.holder(claims_dir(context.operator.environ), record.device)
         by = f"run {holder} has it" if holder and holder != record.run_id else "it is about to be free"
         place = f" at position {record.queue_position}" if record.queue_position else ""
         return (
-            f"Run {record.run_id} waits for the {record.device}{place}: {by}. "
-            f"It starts by itself, also without this client. {follow}"
+            f"{run} waits for the {record.device}{place}: {by}. It starts by itself, also without this client. {follow}"
         )
-    return f"Run {record.run_id} was started in the background and goes on without this client. {follow}"
+    return f"{run} was started in the background and goes on without this client. {follow}"

@@ -69,6 +69,26 @@ async def test_a_dry_run_says_its_place_in_the_queue_and_disturbs_no_run_with_a_
 
 @pytest.mark.anyio
 @pytest.mark.timeout(300)
+async def test_a_start_says_what_another_server_changed_unseen(environ: dict[str, str]) -> None:
+    ticket = take_ticket(Path(environ["HERMES_RL_CLAIMS_DIR"]), "cpu", "0123abcd")  # so that nothing is measured
+    try:
+        async with in_memory(environ) as call, in_memory(environ) as other:
+            await _select(call, total_steps=5)
+            assert (await call("rl_start_training", dry_run=True))["warnings"] == []
+            await other("rl_edit_config", field="total_steps", value=9)
+            [note] = (await call("rl_start_training", dry_run=True))["warnings"]
+            assert "changed were total_steps (by server process" in note
+            await other("rl_select_environment", name="gsm8k")
+            await other("rl_edit_config", field="model_name", value="builtin:tiny")
+            [note] = (await call("rl_start_training", dry_run=True))["warnings"]
+            assert "environment 'gsm8k' was selected by server process" in note
+            assert (await other("rl_start_training", dry_run=True))["warnings"] == []
+    finally:
+        ticket.release()
+
+
+@pytest.mark.anyio
+@pytest.mark.timeout(300)
 async def test_a_run_beyond_a_ceiling_is_refused_with_the_number_and_a_setting_that_fits(
     environ: dict[str, str],
 ) -> None:

@@ -77,6 +77,16 @@ def test_too_little_disk_is_refused_with_numbers(tmp_path: Path) -> None:
     assert caught.value.details["needed_bytes"] > caught.value.details["free_bytes"] > 0
 
 
+def test_a_disk_that_is_nearly_full_is_not_said_to_have_0_0_gib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl_mcp.runs.forecast.preflight.free_disk_bytes", lambda folder: 900 * 2**10)
+    with pytest.raises(
+        PreflightError, match=r"has 0\.9 MiB free; .* MiB \(lora_rank \d+\) and logs need [1-9]\d*\.\d MiB"
+    ):
+        preflight(Home(tmp_path / "home"), request(tmp_path), {})
+
+
 def test_a_home_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
     with pytest.raises(PreflightError, match="cannot be created"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import subprocess
 import sys
@@ -35,6 +37,21 @@ def test_every_change_raises_the_revision_and_the_file_is_private(home: Home) ->
     assert (first.revision, second.revision) == (1, 2)
     assert SessionStore(home).read() == second
     assert stat.S_IMODE(home.session_file.stat().st_mode) == 0o600
+
+
+def test_a_session_that_cannot_be_written_is_as_it_was_and_says_the_way_out(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SessionStore(home)
+    first = store.select(Session(environment="a"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("hermes_rl_mcp.runs.configuration.session.write_atomic", full)
+    with pytest.raises(HermesRLError, match=r"No space left on device. Nothing was changed") as caught:
+        store.edit(edit("x", first))
+    assert "Free some disk space" in caught.value.hint and store.read() == first
 
 
 def test_sessions_of_different_names_do_not_meet(home: Home) -> None:

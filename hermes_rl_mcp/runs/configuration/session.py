@@ -88,7 +88,10 @@ class SessionStore:
         except FileNotFoundError:
             return Session()
         except OSError as error:
-            raise HermesRLError(f"The session file {self._path} cannot be read: {error.strerror}.") from error
+            raise HermesRLError(
+                f"The session file {self._path} cannot be read: {error.strerror or error}.",
+                hint="Fix its permissions, or set HERMES_HOME to another folder.",
+            ) from error
         try:
             session = Session.model_validate_json(text)
         except ValidationError as error:
@@ -144,7 +147,10 @@ class SessionStore:
         try:
             write_atomic(self._path, written.model_dump_json(indent=1))
         except OSError as error:
-            raise HermesRLError(f"The session file {self._path} cannot be written: {error.strerror}.") from error
+            raise HermesRLError(
+                f"The session file {self._path} cannot be written: {error.strerror or error}. Nothing was changed.",
+                hint="Free some disk space or fix the folder's permissions, then repeat the call.",
+            ) from error
         return written
 
 

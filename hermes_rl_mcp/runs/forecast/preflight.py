@@ -56,14 +56,14 @@ def _check_disk(home: Home, request: RunRequest, environ: Mapping[str, str]) -> 
     folder = Path(request.trainer.checkpoint_dir or home.runs)
     free = free_disk_bytes(folder)
     if needed > free:
-        fetched = f", the model ({_gib(model.fetch_bytes)} GiB)" if model.fetch_bytes else ""
+        fetched = f", the model ({_size(model.fetch_bytes)})" if model.fetch_bytes else ""
         raise PreflightError(
-            f"{folder} has {_gib(free)} GiB free; {count} checkpoints of about {_gib(each)} GiB (lora_rank {rank})"
-            f"{fetched} and logs need {_gib(needed)} GiB.",
+            f"{folder} has {_size(free)} free; {count} checkpoints of about {_size(each)} (lora_rank {rank})"
+            f"{fetched} and logs need {_size(needed)}.",
             hint="Free some space, or use a lower lora_rank or a smaller keep_checkpoints.",
             details={"free_bytes": free, "needed_bytes": needed},
         )
 
 
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f}"
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
