@@ -1,6 +1,6 @@
 """A process that has nothing to do with any run and writes down every signal it gets: ``bystander.py LOG``.
 
-It cannot write down SIGKILL and SIGSTOP; those show as its death and its state.
+It cannot write down SIGKILL and SIGSTOP; those show as its death and its state. It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ def main() -> None:
         signal.signal(number, lambda got, _: os.write(log, f"{got}\n".encode()))
     sys.stdout.write("listening\n")
     sys.stdout.flush()
-    while True:
-        signal.pause()
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -434,6 +434,7 @@ class Bystander:
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "bystander.py"), str(log)],
             env=environ,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
@@ -451,5 +452,6 @@ class Bystander:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
         self.process.stdout.close()
