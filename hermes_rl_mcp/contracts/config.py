@@ -46,11 +46,11 @@ class TrainerConfig(BaseModel):
     on_non_finite: Literal["stop", "skip"] = "stop"
     """What a NaN or infinite loss or gradient does. The weights are never touched by it. ``stop`` saves them and fails
     the run; ``skip`` leaves the step out, with null in its metrics, until max_steps_without_signal are reached."""
-    seed: int = Field(0, ge=0)
-    """Seeds LoRA initialisation and sampling."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seeds LoRA initialisation and sampling. torch takes 64 bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto`` takes a GPU when torch sees one."""
-    torch_threads: int = Field(0, ge=0)
+    torch_threads: int = Field(0, ge=0, le=1024)
     """CPU threads of the trainer. 0 = all cores."""
     micro_batch_tokens: int = Field(2048, ge=64)
     """Padded tokens per forward pass while training; bounds memory, never changes the gradient."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, EnvironmentSchema, FieldInfo
@@ -102,6 +102,20 @@ def test_only_models_of_the_allow_list_pass() -> None:
     with pytest.raises(InvalidValueError) as error:
         check_value(local(), "model_name", "stranger/model")
     assert "builtin:*" in error.value.payload["allowed_models"]
+
+
+def test_a_model_that_does_not_come_with_the_package_is_refused_with_those_that_do() -> None:
+    check_value(local(), "model_name", "builtin:smollm2-135m")
+    with pytest.raises(InvalidValueError, match="'builtin:nope' is no model that comes") as error:
+        check_value(local(), "model_name", "builtin:nope")
+    assert "builtin:tiny, builtin:smollm2-135m" in error.value.hint
+
+
+@pytest.mark.parametrize(("field", "value"), [("seed", 2**63), ("torch_threads", 1025)])
+def test_numbers_that_torch_does_not_take_are_refused_before_a_run(field: str, value: int) -> None:
+    assert TrainerConfig.model_validate({field: value - 1})
+    with pytest.raises(ValidationError, match="less than"):
+        TrainerConfig.model_validate({field: value})
 
 
 def test_fi_25_a_batch_that_is_no_multiple_of_the_group_names_the_nearest_that_are() -> None:

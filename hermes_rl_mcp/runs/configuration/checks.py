@@ -16,6 +16,7 @@ from hermes_rl_mcp.redact import SECRET_PREFIX, holds_secret
 from hermes_rl_mcp.runs.configuration.addresses import hosts_of, is_metadata_service, needs_permission
 from hermes_rl_mcp.runs.configuration.fields import as_int, is_int
 from hermes_rl_mcp.runs.configuration.resolve import Resolution
+from hermes_rl_mcp.runs.forecast.modelfiles import SMOLLM2, TINY
 from hermes_rl_mcp.untrusted import HIDDEN
 
 _NAMES = ("model_name", "tokenizer_name", "wandb_name", "wandb_project", "wandb_group", "wandb_run_name")
@@ -60,6 +61,12 @@ def check_model(profile: Profile, model: JsonValue) -> None:
         raise InvalidValueError(
             f"model_name {model!r} is neither a Hub id nor the absolute path of a folder.",
             hint="For example builtin:tiny, Qwen/Qwen3-0.6B or /models/mine.",
+            details={"field": "model_name"},
+        )
+    if isinstance(model, str) and model.startswith("builtin:") and model not in (TINY, SMOLLM2):
+        raise InvalidValueError(
+            f"model_name '{model}' is no model that comes with this package.",
+            hint=f"These do: {TINY}, {SMOLLM2}.",
             details={"field": "model_name"},
         )
     if not isinstance(model, str) or not any(fnmatch.fnmatchcase(model, pattern) for pattern in profile.allowed_models):
