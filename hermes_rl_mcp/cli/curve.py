@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 Rows = Sequence[tuple[int, Mapping[str, JsonValue]]]
 WINDOW = 5
-"""Steps over which first, last and the smooth line average."""
+"""Steps over which the smooth line averages, and first and last in a run that is long enough."""
 _NOT_PARTS = {"reward/mean", "reward/std"}
 _WIDTH, _HEIGHT = 72, 14
 
@@ -35,12 +35,25 @@ def series(rows: Rows, name: str) -> tuple[list[int], list[float]]:
 def reward_parts(rows: Rows) -> list[Part]:
     """Every ``reward/<part>`` beside mean and std, in order of appearance."""
     names = dict.fromkeys(k for _, row in rows for k in row if k.startswith("reward/") and k not in _NOT_PARTS)
-    parts = []
-    for name in names:
-        _, values = series(rows, name)
-        if values:
-            parts.append(Part(name.removeprefix("reward/"), _mean(values[:WINDOW]), _mean(values[-WINDOW:])))
-    return parts
+    return [part for name in names if (part := _part(rows, name)) is not None]
+
+
+def mean_reward(rows: Rows) -> Part | None:
+    """The mean reward at both ends of the run; None if no step has one."""
+    return _part(rows, "reward/mean")
+
+
+def ends(rows: Rows) -> int:
+    """How many steps are the first and the last ones: WINDOW, or in a short run half of them, lest both be the same."""
+    return max(1, min(WINDOW, len(rows) // 2))
+
+
+def _part(rows: Rows, name: str) -> Part | None:
+    _, values = series(rows, name)
+    if not values:
+        return None
+    count = ends(rows)
+    return Part(name.removeprefix("reward/"), _mean(values[:count]), _mean(values[-count:]))
 
 
 def draw(rows: Rows, name: str = "reward/mean", *, width: int = _WIDTH) -> str:

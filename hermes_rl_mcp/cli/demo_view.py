@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl_mcp.cli import curve
-from hermes_rl_mcp.cli.text import duration, number, printable
+from hermes_rl_mcp.cli.text import duration, flagged, number, printable
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults
 
 PLAIN_INTERVAL_S = 2.0
@@ -82,16 +82,19 @@ class View:
             self._console.print(Text(drawing), no_wrap=True)
         if rows:
             self._console.print()
-            self._console.print(self._summary(results, rows))
+            self._console.print(self._summary(rows))
         if results.preview is not None:
             self._console.print()
             self._console.print(Text.assemble(("prompt  ", "bold"), _end(results.preview.prompt)))
             self._console.print(Text.assemble(("before  ", "bold"), printable(results.preview.before, 600)))
             self._console.print(Text.assemble(("after   ", "bold green"), printable(results.preview.after, 600)))
 
-    def _summary(self, results: GetResults, rows: curve.Rows) -> Table:
-        table = Table("", f"first {curve.WINDOW} steps", f"last {curve.WINDOW} steps", title=None)
-        table.add_row("mean reward", number(results.reward_first5), number(results.reward_last5), style="bold")
+    def _summary(self, rows: curve.Rows) -> Table:
+        count = curve.ends(rows)
+        steps = "step" if count == 1 else f"{count} steps"
+        table = Table("", f"first {steps}", f"last {steps}", title=None)
+        if mean := curve.mean_reward(rows):
+            table.add_row("mean reward", number(mean.first), number(mean.last), style="bold")
         for part in curve.reward_parts(rows):
             table.add_row(printable(part.name, 40), number(part.first), number(part.last))
         return table
@@ -100,7 +103,7 @@ class View:
         """Where the weights are and how to look further."""
         self._console.print()
         for flag in results.flags:
-            self._line(flag.name, f"{flag.evidence}. {flag.advice}")
+            self._line(flag.name, flagged(flag))
         self._line("adapter", results.adapter_path or "none was written")
         self._line("time", duration(seconds))
         self._line("look further", f"hermes-rl runs show {results.run_id}")

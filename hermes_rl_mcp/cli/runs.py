@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl_mcp.cli import curve
-from hermes_rl_mcp.cli.text import duration, number, printable
+from hermes_rl_mcp.cli.text import duration, flagged, number, printable
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults, ListEnvironments, ListRuns
 from hermes_rl_mcp.contracts.runs import UNREADABLE, has_ended
 from hermes_rl_mcp.operations import environments, status, training
@@ -99,30 +99,30 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
     """State, reward curve, latest metrics, and where things are."""
     head = Text.assemble((f"{now.run_id}  ", "bold"), (now.status, _STYLES.get(now.status, "bold")))
     console.print(head.append(f"  {printable(now.environment)} on {printable(results.base_model)}"))
+    rows: curve.Rows = [(row.step, row.values) for row in results.history]
+    mean = curve.mean_reward(rows)
     facts: dict[str, str] = {
         "step": f"{now.metrics.step or 0} of {now.total_steps}",
         "continues": f"run {now.resumed_from} after step {now.resumed_step}" if now.resumed_from else "",
-        **{flag.name: f"{flag.evidence}. {flag.advice}" for flag in now.flags},
+        **{flag.name: flagged(flag) for flag in now.flags},
         "waiting": now.waiting,
-        "doing": now.detail,
+        "doing": now.detail if now.detail != now.waiting else "",
         "error": now.error or "",
         "what to do": now.hint or "",
         "running": duration(now.running_time_minutes * 60) if now.running_time_minutes else "",
         "time left": duration(now.eta_seconds) if now.eta_seconds is not None else "",
         "processes": ", ".join(f"{name} {state}" for name, state in now.processes.items()),
-        "mean reward": f"{number(results.reward_first5)} in the first, {number(results.reward_last5)} in the last "
-        f"{curve.WINDOW} steps"
-        if results.steps
+        "mean reward": f"{number(mean.first)} in the first, {number(mean.last)} in the last {_steps(curve.ends(rows))}"
+        if mean
         else "",
         "adapter": results.adapter_path or "",
         "folder": str(home_dir),
     }
-    flagged = {flag.name for flag in now.flags}
+    warned = {flag.name for flag in now.flags}
     for name, text in facts.items():
         if text:
-            style = "bold yellow" if name in flagged else "bold"
+            style = "bold yellow" if name in warned else "bold"
             console.print(Text.assemble((f"{name:<12} ", style), printable(text)), soft_wrap=True)
-    rows: curve.Rows = [(row.step, row.values) for row in results.history]
     if drawing := curve.draw(rows, width=console.width):
         console.print()
         console.print(Text(drawing), no_wrap=True)
@@ -134,10 +134,15 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
         console.print(table)
 
 
+def _steps(count: int) -> str:
+    return "step" if count == 1 else f"{count} steps"
+
+
 def print_environments(console: Console, found: ListEnvironments) -> None:
-    table = Table("name", "file", "description", box=None, pad_edge=False)
+    table = Table("name", "description", "file", box=None, pad_edge=False)
+    table.columns[2].overflow = "fold"  # a path without its end says nothing
     for info in found.environments:
-        table.add_row(printable(info.name, 60), printable(info.file_path), printable(info.description, 120))
+        table.add_row(printable(info.name, 60), printable(info.description, 120), printable(info.file_path))
     console.print(table)
     for problem in found.problems:
         console.print(

@@ -5,6 +5,7 @@ Nothing printed through here can move the cursor, set colours or hide itself.
 
 from __future__ import annotations
 
+from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.untrusted import HIDDEN
 
 
@@ -22,6 +23,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def flagged(flag: Flag) -> str:
+    """What was seen and what to do, as two sentences."""
+    return f"{flag.evidence.rstrip('.')}. {flag.advice}"
 
 
 def number(value: object) -> str:

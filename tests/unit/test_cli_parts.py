@@ -67,6 +67,13 @@ def test_reward_parts_are_means_of_the_first_and_last_five_steps() -> None:
     assert curve.reward_parts(rows) == [curve.Part("format", 3.0, 8.0)]
 
 
+def test_first_and_last_steps_of_a_short_run_do_not_overlap() -> None:
+    rows: list[tuple[int, dict[str, JsonValue]]] = [(step, {"reward/mean": float(step)}) for step in range(1, 6)]
+    assert curve.ends(rows) == 2
+    assert curve.mean_reward(rows) == curve.Part("mean", 1.5, 4.5)
+    assert curve.ends(rows[:1]) == 1
+
+
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
