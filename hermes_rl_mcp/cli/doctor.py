@@ -51,8 +51,5 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
     except HermesRLError as error:
         yield Finding("settings", "problem", error.message, error.hint)
         return
-    locked = len(settings.profile.locked_names())
-    yield Finding(
-        "settings", "ok", f"profile {settings.profile.name}, {locked} locked fields, session {settings.session}"
-    )
+    yield Finding("settings", "ok", f"profile {settings.profile.name}; selection and edits in {settings.session}.json")
     yield from findings_surroundings.environments(settings.env_dirs)

@@ -67,7 +67,7 @@ def packages() -> Iterator[Finding]:
 
 def floors() -> Iterator[Finding]:
     """Versions with known holes."""
-    fine = []
+    fine: dict[str, str] = {}
     for package, least, verdict, why in FLOORS:
         try:
             version = importlib.metadata.version(package)
@@ -77,8 +77,8 @@ def floors() -> Iterator[Finding]:
             fix = f"Run: pip install --upgrade '{package}>={least}'"
             yield Finding("versions", verdict, f"{package} {version} is below {least}: {why}", fix)
         else:
-            fine.append(f"{package} {version} >= {least}")
-    yield Finding("versions", "ok", "; ".join(fine))
+            fine[package] = f"{package} {version} (at least {least})"  # the highest of a package comes last
+    yield Finding("versions", "ok", "; ".join(fine.values()))
 
 
 def torch(environ: Mapping[str, str]) -> Iterator[Finding]:

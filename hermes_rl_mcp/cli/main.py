@@ -138,7 +138,8 @@ def doctor(as_json: JsonFlag = False) -> None:
     if as_json:
         _print_json({"ok": problems == 0, "findings": [asdict(finding) for finding in found]})
     else:
-        typer.echo(f"{problems} problems: see above." if problems else "No problem: training can run here.")
+        count = "1 problem" if problems == 1 else f"{problems} problems"
+        typer.echo(f"{count}: see above." if problems else "No problem: training can run here.")
     raise typer.Exit(1 if problems else 0)
 
 
@@ -243,10 +244,12 @@ def config_set(
 ) -> None:
     """Write one key or setting. With '-' the value never stands on a command line."""
     from hermes_rl_mcp.cli import config
+    from hermes_rl_mcp.operations.settings import check_ceiling
 
     config.check_name(key)
     if value == "-":
         value = typer.prompt(key, hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read().strip()
+    check_ceiling(key, value)
     file = _home().env_file
     config.set_value(file, key, value)
     typer.echo(f"{key}: {config.show(key, value)}. Servers started from now on read it from {file}")

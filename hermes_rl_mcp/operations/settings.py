@@ -88,17 +88,29 @@ def _limits(environ: Mapping[str, str], flags: Flags) -> OperatorLimits:
         text = getattr(flags, name) or environ.get(variable, "").strip()
         if not text:
             continue
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value > 0):
-            raise InvalidValueError(
-                f"{variable} (--{name.replace('_', '-')}) = {text!r} is not a number above 0.",
-                hint="Give a number, or leave it out for no ceiling.",
-            )
-        values[name] = value
+        values[name] = _ceiling(name, text)
     return OperatorLimits(**values)
+
+
+def check_ceiling(variable: str, text: str) -> None:
+    """Refuse a ceiling that no server would start with; other variables pass."""
+    for name in OperatorLimits.model_fields:
+        if variable == f"HERMES_RL_{name.upper()}":
+            _ceiling(name, text)
+
+
+def _ceiling(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        variable = f"HERMES_RL_{name.upper()}"
+        raise InvalidValueError(
+            f"{variable} (--{name.replace('_', '-')}) = {text!r} is not a number above 0.",
+            hint=f"Give a number, or leave it out for no ceiling (in .env: hermes-rl config unset {variable}).",
+        )
+    return value
 
 
 def effective_environ(home: Home, environ: Mapping[str, str]) -> dict[str, str]:

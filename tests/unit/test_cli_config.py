@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl_mcp.cli import config
+from hermes_rl_mcp.cli import config, main
 from hermes_rl_mcp.errors import InvalidValueError, NotFoundError
 
 
@@ -52,6 +52,18 @@ def test_a_value_that_is_no_line_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(InvalidValueError):
         config.set_value(tmp_path / ".env", "A", value)
     assert not (tmp_path / ".env").exists()
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "nan", "inf"])
+def test_a_ceiling_that_no_server_would_start_with_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    with pytest.raises(InvalidValueError, match=r"HERMES_RL_MAX_HOURS.*not a number above 0"):
+        main.config_set("HERMES_RL_MAX_HOURS", value)
+    assert not (tmp_path / ".env").exists()
+    main.config_set("HERMES_RL_MAX_HOURS", "8")
+    assert config.values(tmp_path / ".env") == {"HERMES_RL_MAX_HOURS": "8"}
 
 
 @pytest.mark.parametrize(
