@@ -231,8 +231,8 @@ class Loop:
             "step %d/%d: reward %s, loss %s, %s tokens trained",
             step,
             self._total_steps,
-            values["reward/mean"],
-            values["train/loss"],
+            _short(values["reward/mean"]),
+            _short(values["train/loss"]),
             values["tokens/trained"],
         )
 
@@ -296,9 +296,14 @@ class Loop:
             rewards = [rollout.score for rollout in batch.rollouts]
             cause = f"all scores within every group were equal (last mean reward {fmean(rewards):.4g})"
             hint = (
-                "Give the environment a reward that varies within a group: easier problems, partial credit, "
-                "a larger group_size or a longer max_token_length."
+                "Give the environment a reward that varies within a group: harder problems if all is right, easier "
+                "ones if all is wrong, partial credit, a larger group_size or a longer max_token_length."
             )
         return TrainingFailedError(
             f"From {count} batches in a row nothing was learned: {cause}. {self._last_good()}", hint=hint
         )
+
+
+def _short(value: object) -> str:
+    """Four digits say enough in a log; metrics.jsonl has them all."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -104,6 +104,8 @@ def _fewer_steps(request: RunRequest, estimate: Estimate, again: Again, allowed_
         if (again(changed).total_seconds or 0.0) <= allowed_s:
             return f"Set total_steps to {done + steps} or less, or lower batch_size or max_token_length."
         steps = min(steps - 1, math.floor(0.99 * steps))
+    if fixed_s >= allowed_s:
+        return f"Starting and ending alone take about {fixed_s:.0f} s, whatever the settings."
     return "Not even one step fits: lower batch_size or max_token_length, or take a smaller model."
 
 

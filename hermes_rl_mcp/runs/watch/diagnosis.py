@@ -256,7 +256,9 @@ def _never_changed(evidence: Evidence, limits: Thresholds) -> Flag | None:
     if equal is not None and equal < 1.0:  # scores differed, and still nothing could be trained on
         advice = f"Tokens must come with the sampler's logprobs; see {evidence.record.processes['trainer'].log}."
     else:
-        advice = "Try rl_test_inference, an easier task, a larger group_size or a longer max_token_length."
+        advice = (
+            "Try rl_test_inference, a task that is solved sometimes, a larger group_size or a longer max_token_length."
+        )
     return Flag(
         name="adapter_not_moving",
         severity="error",
