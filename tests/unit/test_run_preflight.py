@@ -87,6 +87,17 @@ def test_a_disk_that_is_nearly_full_is_not_said_to_have_0_0_gib(
         preflight(Home(tmp_path / "home"), request(tmp_path), {})
 
 
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_claims_folder_that_cannot_be_used_is_refused_before_a_run_exists(tmp_path: Path, dry: bool) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "public").mkdir(mode=0o755)
+    for folder, words in (("file/claims", "cannot be used|not writable"), ("public", "is not private")):
+        environ = {"HERMES_RL_CLAIMS_DIR": str(tmp_path / folder)}
+        with pytest.raises(PreflightError, match=words) as caught:
+            preflight(Home(tmp_path / "home"), request(tmp_path), environ, dry=dry)
+        assert "HERMES_RL_CLAIMS_DIR" in caught.value.hint
+
+
 def test_a_home_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
     with pytest.raises(PreflightError, match="cannot be created"):

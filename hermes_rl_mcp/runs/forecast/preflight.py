@@ -10,7 +10,8 @@ from pathlib import Path
 from hermes_rl_mcp.contracts.runs import RunRequest
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
 from hermes_rl_mcp.files import make_private_dir
-from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.paths import Home, claims_dir
+from hermes_rl_mcp.runs.claims import secure_dir
 from hermes_rl_mcp.runs.forecast import footprint
 from hermes_rl_mcp.runs.forecast.device import free_disk_bytes
 from hermes_rl_mcp.runs.forecast.modelfiles import locate
@@ -29,6 +30,7 @@ def preflight(home: Home, request: RunRequest, environ: Mapping[str, str], *, dr
         )
     for folder in (home.runs, home.logs):
         _check_writable(folder, dry=dry)
+    _check_claims(claims_dir(environ), dry=dry)
     _check_disk(home, request, environ)
 
 
@@ -44,6 +46,21 @@ def _check_writable(folder: Path, *, dry: bool) -> None:
         raise PreflightError(f"{folder} cannot be created: {error.strerror}.", hint="Set HERMES_HOME.") from error
     if not writable:
         raise PreflightError(f"{folder} is not writable.", hint="Fix its permissions or set HERMES_HOME.")
+
+
+def _check_claims(folder: Path, *, dry: bool) -> None:
+    """Without it the supervisor cannot queue up for the device, and the run would fail at its first moment."""
+    hint = "Set HERMES_RL_CLAIMS_DIR to a folder of your own on a local disk."
+    try:
+        if not dry or folder.exists():
+            secure_dir(folder)
+        while not folder.exists():
+            folder = folder.parent
+        usable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise PreflightError(f"The claims folder {folder} cannot be used: {error.strerror}.", hint=hint) from error
+    if not usable:
+        raise PreflightError(f"The claims folder {folder} is not writable.", hint=hint)
 
 
 def _check_disk(home: Home, request: RunRequest, environ: Mapping[str, str]) -> None:
