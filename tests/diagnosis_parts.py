@@ -9,8 +9,8 @@ from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus
 from hermes_rl_mcp.files import now
 from hermes_rl_mcp.paths import Home
-from hermes_rl_mcp.runs.evidence import Evidence
 from hermes_rl_mcp.runs.runconfig import first_record
+from hermes_rl_mcp.runs.watch.evidence import Evidence
 
 RUN_ID = "0123abcd"
 VALUES: dict[str, Any] = {
