@@ -134,7 +134,8 @@ def stopped(result: StopTraining) -> str:
 
 def results(result: GetResults) -> str:
     lines = [f"Run {result.run_id} ({result.environment} on {result.base_model}): {result.status}"]
-    lines.append(f"{result.steps} of {result.total_steps} steps; {_pairs(_of(result.final_metrics))}")
+    steps, last = f"{result.steps} of {result.total_steps} steps", _of(result.final_metrics)
+    lines.append(f"{steps}; {_pairs(last)}" if last else steps)
     if result.reward_first5 is not None and result.reward_last5 is not None:
         lines.append(f"mean reward {result.reward_first5:.3f} (first 5 steps) to {result.reward_last5:.3f} (last 5)")
     lines += _origin(result.resumed_from, result.resumed_step)
