@@ -259,7 +259,20 @@ def _copy_positions(source: Source, request: RunRequest, draft: RunPaths, *, new
             continue
         target = draft.checkpoints / _ENV_POSITIONS / labels.get(folder.name, folder.name)
         make_private_dir(target)
-        write_atomic(target / f"step-{source.step}.json", read_file(steps[max(wanted)]).decode())
+        write_atomic(target / f"step-{source.step}.json", _position(steps[max(wanted)]))
+
+
+def _position(path: Path) -> str:
+    """Its text. An environment that cannot read its position would end the new run at its first moment."""
+    data = read_file(path)
+    try:
+        json.loads(data)
+        return data.decode()
+    except ValueError as error:
+        raise ResumeError(
+            f"The environment's position {path} is damaged ({type(error).__name__}).",
+            hint="Remove this file: the environment then goes on from an earlier position, or from its start.",
+        ) from error
 
 
 def _label(request: RunRequest) -> str:

@@ -164,6 +164,21 @@ def test_batches_of_another_size_stay_behind_and_the_environment_goes_back_to_th
     assert json.loads(position.read_text()) == {"at": 4}
 
 
+def test_a_damaged_position_of_the_environment_is_named_and_goes_when_it_is_removed(home: Home, old: RunPaths) -> None:
+    damaged = old.checkpoints / "env_checkpoints" / f"sums-{OLD}" / "step-6.json"
+    damaged.write_text("{")
+    source = find_source(home, OLD)
+    asked = continue_from(source, request(home, NEW))
+    first = RunPaths(home.runs / ".new-y" / NEW)
+    first.dir.mkdir(parents=True)
+    with pytest.raises(ResumeError, match=r"step-6\.json is damaged") as caught:
+        carry_over(source, asked, first)
+    assert "Remove this file" in caught.value.hint
+    damaged.unlink()
+    [position] = (draft_of(home, source, asked).checkpoints / "env_checkpoints" / f"sums-{NEW}").iterdir()
+    assert json.loads(position.read_text()) == {"at": 4}
+
+
 def test_a_changed_environment_file_and_a_lost_journal_are_said(home: Home, old: RunPaths) -> None:
     old.journal.unlink()
     source = find_source(home, OLD)
