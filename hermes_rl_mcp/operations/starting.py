@@ -79,6 +79,7 @@ async def start_training(
         note = f"This idempotency_key belongs to run {known}: a start with it would give that run, not a new one."
         return answer.model_copy(update={"warnings": [*answer.warnings, note]})
     prepare: launch.Prepare | None = partial(plan.origin.prepare, request) if plan.origin else None
+    await relaunch_queued(context)  # after a reboot those that waited before keep their places
     record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare)
     if record.run_id != request.run_id:
         return _known(context, record, resume_from)

@@ -121,7 +121,7 @@ async def _readable_again(store: RunStore, run_id: str) -> RunRecord:
 async def relaunch_queued(home: Home, environ: Mapping[str, str], *, wait_s: float = 10.0) -> list[str]:
     """Gives queued runs that a reboot left without supervisor a new one. Returns their ids, oldest first."""
     relaunched = []
-    for listed in reversed(RunStore(home).active()):
+    for listed in reversed(await to_thread.run_sync(RunStore(home).active)):
         paths = home.run(listed.run_id)
         if not waits_for_relaunch(listed) or (lock := locks.take(paths.supervisor_lock)) is None:
             continue

@@ -31,6 +31,8 @@ from hermes_rl_mcp.untrusted import shown, shown_values
 MAX_WINDOW_BYTES = 262_144
 LISTED_RUNS = 20
 _TITLE_CHARS = 200
+_MAX_STEPS = 500
+"""A resource goes whole into a conversation."""
 _YAML, _JSON, _PYTHON, _TEXT = "application/yaml", "application/json", "text/x-python", "text/plain"
 
 
@@ -62,10 +64,11 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
 
     @server.resource("rl://runs/{run_id}/metrics", title="Metrics of a run", mime_type=_JSON)
     async def run_metrics(run_id: str) -> str:
-        """All steps, one object each, oldest first."""
+        """The last 500 steps, one object each, oldest first; rl_get_results has rows of the whole run."""
         with _as_resource_errors():
             reader = await RunReader.open(context, run_id)
-            return json.dumps(shown_values(await anyio.to_thread.run_sync(reader.metrics)), ensure_ascii=False)
+            lines = (await anyio.to_thread.run_sync(reader.metrics))[-_MAX_STEPS:]
+            return json.dumps(shown_values(lines), ensure_ascii=False)
 
     @server.resource(
         "rl://runs/{run_id}/logs/{process}{?offset,limit}", title="Log of a run's process", mime_type=_TEXT

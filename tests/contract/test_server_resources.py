@@ -131,3 +131,11 @@ async def test_what_is_not_there_is_an_error(environ: dict[str, str], ended_run:
     async with in_memory(environ) as call:
         with pytest.raises(MCPError):
             await call.client.read_resource(uri)
+
+
+@pytest.mark.anyio
+async def test_of_a_long_run_the_last_steps_are_read(environ: dict[str, str], ended_run: RunPaths) -> None:
+    ended_run.metrics.write_text("".join(f'{{"step": {step}, "reward/mean": 0.5}}\n' for step in range(1, 2001)))
+    async with in_memory(environ) as call:
+        steps = [line["step"] for line in json.loads(await read(call, f"rl://runs/{RUN_ID}/metrics"))]
+    assert steps == list(range(1501, 2001))
