@@ -77,7 +77,8 @@ class RunReader:
             return ""
         age_s = (self._context.now() - datetime.fromisoformat(seen.time)).total_seconds()
         if age_s < _VITALS_OLD_S or self.record.supervisor is None:
-            return seen.waiting
+            was_starting = self.record.status is RunStatus.RUNNING and seen.running_seconds == 0
+            return "" if was_starting else seen.waiting
         return (
             f"unknown for {age_s:.0f} s: the run's supervisor (pid {self.record.supervisor.pid}) does not look at its "
             "processes; it is stopped (kill -CONT wakes it), gets no CPU or cannot write"

@@ -271,8 +271,12 @@ async def test_waiting_within_the_limit_ends_at_a_new_flag_that_no_step_brings(r
 
 @pytest.mark.anyio
 async def test_what_the_processes_wait_for_is_told(run: LiveRun) -> None:
-    vitals = Vitals(time=now(), waiting="The trainer waits for the environment.")
+    starting = Vitals(time=now(), waiting="waiting for the environment to register")
+    write_atomic(run.paths.vitals, starting.model_dump_json())
+    assert (await run.operations().check_status(RUN_ID)).waiting == "", "that was while it was starting"
+    vitals = Vitals(time=now(), running_seconds=0.1, waiting="The trainer waits for the environment.")
     write_atomic(run.paths.vitals, vitals.model_dump_json())
+    run.time += LIMIT_S
     assert (await run.operations().check_status(RUN_ID)).waiting == vitals.waiting
     run.state.move(RunStatus.FAILED, "test")
     assert (await run.operations().check_status(RUN_ID)).waiting == "", "a run that ended waits for nothing"
