@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl_mcp.cli.text import printable
-from hermes_rl_mcp.files import opened
+from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.files import NotAFileError, opened
 
 POLL_S = 0.3
 _MAX_BYTES = 2**20
@@ -64,6 +65,8 @@ class LogFile:
                 return os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return 0
+        except NotAFileError as error:
+            raise HermesRLError(f"{error}.", hint="It is not the log that the run wrote; remove it.") from error
 
 
 def lines(logs: list[LogFile], tail: int) -> Iterator[str]:

@@ -12,7 +12,7 @@ from hermes_rl_mcp.cli import curve, demo_settings
 from hermes_rl_mcp.cli.demo_settings import DemoOptions
 from hermes_rl_mcp.cli.logs import LogFile, follow, lines
 from hermes_rl_mcp.cli.text import duration, number, printable
-from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
 from hermes_rl_mcp.files import trim_log
 
 
@@ -194,3 +194,10 @@ def test_an_endless_line_comes_in_pieces(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 1_500_000)
     log = LogFile("api", path)
     assert sum(len(line) for _ in range(2) for line in log.news()) >= 1_000_000
+
+
+def test_a_pipe_in_place_of_a_log_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "env.log"
+    os.mkfifo(path)
+    with pytest.raises(HermesRLError, match=r"env\.log"):
+        LogFile("env", path).tail(5)
