@@ -19,6 +19,7 @@ from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.redact import secret_values
+from hermes_rl_mcp.runs.forecast.modelfiles import safetensors_problem
 from hermes_rl_mcp.runs.receivers import receivers
 
 _VITALS_OLD_S = 20.0
@@ -133,13 +134,14 @@ class RunReader:
             return None  # of an older version; the metrics are there all the same
 
     def adapter_path(self, checkpoints: Sequence[str]) -> str | None:
-        """The trainer's final adapter, else that of the newest complete checkpoint; only if it is there."""
+        """The trainer's final adapter, else that of the newest complete checkpoint; only if it is there and whole."""
         summary = self.trainer_summary()
         named = [summary.adapter_path] if summary else []
         found = [str(Path(path, "adapter")) for path in reversed(checkpoints)]
         for path in [*named, *found]:
             folder = Path(path)
-            if (folder / "adapter_config.json").is_file() and (folder / "adapter_model.safetensors").is_file():
+            weights = folder / "adapter_model.safetensors"
+            if (folder / "adapter_config.json").is_file() and weights.is_file() and not safetensors_problem(weights):
                 return str(folder)
         return None
 

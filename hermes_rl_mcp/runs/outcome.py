@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from hermes_rl_mcp.checkpoints import newest
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunStatus
@@ -155,6 +156,14 @@ def disk_full(folder: Path, what: str, checkpoint: Path | None) -> Verdict:
         f"The disk is full: {folder}{'; ' if what else ''}{what}. {kept}",
         hint + (" with resume_from to go on from that checkpoint." if checkpoint else "."),
     )
+
+
+def with_way_on(verdict: Verdict, paths: RunPaths) -> Verdict:
+    """A failure that says how what was learned before it can be used."""
+    if verdict.status is not RunStatus.FAILED or "resume_from" in (verdict.hint or "") or not newest(paths.checkpoints):
+        return verdict
+    way = f"rl_start_training(resume_from='{paths.run_id}') goes on from its last complete checkpoint."
+    return replace(verdict, hint=f"{verdict.hint or ''} {way}".strip())
 
 
 def because_disk_full(failed: Verdict, full: Verdict) -> Verdict:

@@ -30,6 +30,8 @@ from hermes_rl_mcp.runs.store import RunStore
 
 _ENV_POSITIONS = "env_checkpoints"
 """Below the checkpoints: ``<environment's label>/step-N.json``, as environments write them."""
+_HEAD_BYTES = 200
+"""The journal's first line names its kind; without it the rollout API would take the rest for torn and begin anew."""
 _LOCK_S = 10.0
 """The supervisor of a run that has just ended lets go of it within moments."""
 _BATCH_FIELDS = ("group_size", "batch_size")
@@ -55,7 +57,11 @@ class Source:
     @property
     def has_batches(self) -> bool:
         """Whether the batches after the checkpoint are still there."""
-        return self.paths.journal.is_file()
+        try:
+            with opened(self.paths.journal) as file:
+                return b'"kind":"journal"' in file.readline(_HEAD_BYTES)
+        except OSError:
+            return False
 
 
 def find_source(home: Home, run_id: str) -> Source:
@@ -189,7 +195,8 @@ def warnings(source: Source, request: RunRequest) -> list[str]:
         )
     elif not source.has_batches:
         found.append(
-            f"The rollout journal of run {source.run_id} is gone: all batches after step {source.step} are new."
+            f"The rollout journal of run {source.run_id} is gone or damaged: all batches after step {source.step} are "
+            "new."
         )
     return found
 

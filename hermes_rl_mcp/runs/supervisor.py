@@ -402,6 +402,7 @@ class Supervisor:
             left += await ending.end_leftovers(marker(self._config), left, self._limits)
         if verdict.status is RunStatus.STOPPED and self._completed():
             verdict = Verdict(RunStatus.COMPLETED, "the trainer completed before the stop reached it")
+        verdict = outcome.with_way_on(verdict, self._paths)  # only now: the trainer saves when it is ended
         used = await to_thread.run_sync(ending.disk_bytes, self._home, self._paths)
         peak = self._onlooker.peak_memory_bytes if self._onlooker else None
         await ending.close(

@@ -256,16 +256,17 @@ class Child:
         return 1 + int(json.loads(lines[-1])["step"]) if lines else 1
 
     def checkpoint(self, *, complete: bool = True) -> None:
-        """As far as readers look at it; the weights are no weights."""
+        """As far as readers look at it; of the weights there are none."""
         folder = self.run_dir / "checkpoints" / f"step_{self.step}"
         names = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")
         (folder / "adapter").mkdir(parents=True, exist_ok=True)
         lora = self.config["trainer"]
         adapter = {"r": lora["lora_rank"], "lora_alpha": lora["lora_alpha"]}
         text = json.dumps({**adapter, "base_model_name_or_path": self.config["run"]["base_model"]})
-        for name in names:
-            (folder / name).write_text(text)
-        hashes = dict.fromkeys(names, hashlib.sha256(text.encode()).hexdigest())
+        contents = dict(zip(names, (text.encode(), b"\2\0\0\0\0\0\0\0{}"), strict=True))
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
         if not complete:
             (folder / names[1]).unlink()
             return

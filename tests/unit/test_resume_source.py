@@ -19,6 +19,7 @@ from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
 from hermes_rl_mcp.errors import PreflightError, ResumeError, UnknownRunError
 from hermes_rl_mcp.files import now
 from hermes_rl_mcp.paths import Home, RunPaths
+from hermes_rl_mcp.rollout_api.journal_lines import head
 from hermes_rl_mcp.runs import locks
 from hermes_rl_mcp.runs.resume import Source, carry_over, changed, continue_from, find_source, told, warnings
 from hermes_rl_mcp.runs.runconfig import first_record
@@ -110,7 +111,7 @@ def old(home: Home) -> RunPaths:
     paths.metrics.write_text(lines(1, 2, 3, 4, 5, 6) + '{"step": 7, "torn')
     paths.rollouts.write_text(lines(1, 1, 4, 4, 5))
     paths.env_metrics.write_text(lines(2, 4, 6) + "no JSON\n")
-    paths.journal.write_bytes(b"what the rollout API knew\n")
+    paths.journal.write_bytes(head() + b"what the rollout API knew\n")
     positions = paths.checkpoints / "env_checkpoints" / f"sums-{OLD}"
     positions.mkdir(parents=True)
     for step in (2, 4, 6):
@@ -179,8 +180,11 @@ def test_a_damaged_position_of_the_environment_is_named_and_goes_when_it_is_remo
     assert json.loads(position.read_text()) == {"at": 4}
 
 
-def test_a_changed_environment_file_and_a_lost_journal_are_said(home: Home, old: RunPaths) -> None:
+@pytest.mark.parametrize("damage", ["lost", "overwritten"])
+def test_a_changed_environment_file_and_a_lost_journal_are_said(home: Home, old: RunPaths, damage: str) -> None:
     old.journal.unlink()
+    if damage == "overwritten":
+        old.journal.write_bytes(b"\0" * 4096)
     source = find_source(home, OLD)
     first, second = warnings(source, request(home, NEW, env_sha256="1" * 64))
     assert "sums.py has changed" in first and "journal" in second
