@@ -132,7 +132,7 @@ async def test_fi_08_the_first_to_die_is_named_not_the_cascade_and_the_last_chec
     assert results.hint is not None and f"resume_from='{run_id}'" in results.hint
     assert results.checkpoints[-1] == str(rig.paths(run_id).checkpoints / "step_2")
     assert results.adapter_path == f"{results.checkpoints[-1]}/adapter"
-    Path(results.adapter_path, "adapter_model.safetensors").write_bytes(b"cut")
+    (rig.paths(run_id).checkpoints / "step_2" / "adapter" / "adapter_model.safetensors").write_bytes(b"cut")
     results = await training.get_results(Context(load_settings(rig.environ)), run_id)
     assert results.adapter_path == f"{results.checkpoints[-2]}/adapter", "one that was cut short is not handed out"
 
