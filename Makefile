@@ -23,7 +23,7 @@ demo: $(VENV)/.installed-train
 	@$(BIN)/hermes-rl demo $(DEMO_ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist worksteal $(PYTEST_ARGS)
 
 test-more: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "(slow or gpu) and not alone" -n 2 --dist worksteal $(PYTEST_ARGS)

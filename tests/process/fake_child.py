@@ -206,7 +206,7 @@ class Child:
 
     def wait_until_running(self) -> None:
         """So that a death is one of a running process, not of a starting one."""
-        while json.loads((self.run_dir / "run.json").read_text())["status"] != "running":
+        while json.loads((self.run_dir / "run.json").read_text())["status"] in ("queued", "starting"):
             time.sleep(0.02)
 
     def wait_for_go(self) -> None:

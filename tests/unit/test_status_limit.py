@@ -207,8 +207,8 @@ async def test_without_a_completion_record_the_newest_complete_checkpoint_gives_
     for step in (1, 2):
         adapter = run.paths.checkpoints / f"step_{step}" / "adapter"
         adapter.mkdir(parents=True)
-        for name in ("adapter_config.json", "adapter_model.safetensors"):
-            (adapter / name).write_text("{}")
+        (adapter / "adapter_config.json").write_text("{}")
+        (adapter / "adapter_model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
         marker = CheckpointMarker(
             step=step,
             policy_version=step,
