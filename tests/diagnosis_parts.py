@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hermes_rl_mcp.contracts.config import TrainerConfig
-from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus
-from hermes_rl_mcp.files import now
+from run_parts import run_request
+
+from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.watch.evidence import Evidence
@@ -25,20 +25,7 @@ VALUES: dict[str, Any] = {
 
 
 def record(status: RunStatus = RunStatus.RUNNING, **changes: Any) -> RunRecord:
-    request = RunRequest(
-        run_id=RUN_ID,
-        created_at=now(),
-        environment="e",
-        env_file="/e.py",
-        env_class="E",
-        env_sha256="0",
-        profile="local",
-        base_model="builtin:tiny",
-        model_path="m",
-        tokenizer_name="t",
-        env={"total_steps": 100, "group_size": 4, "batch_size": 8, "max_token_length": 16},
-        trainer=TrainerConfig(),
-    )
+    request = run_request(RUN_ID, env={"total_steps": 100, "group_size": 4, "batch_size": 8, "max_token_length": 16})
     return first_record(Home(Path("/home")), request).model_copy(update={"status": status, **changes})
 
 

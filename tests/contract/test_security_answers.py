@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp.shared.exceptions import MCPError
 from mcp_rig import Tools, environment_file, in_memory, over_stdio
+from run_parts import run_request
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.records import Preview, TrainerSummary
-from hermes_rl_mcp.contracts.runs import ChildReport, RunRequest, RunStatus
+from hermes_rl_mcp.contracts.runs import ChildReport, RunStatus
 from hermes_rl_mcp.files import now
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.redact import is_secret_name
@@ -39,20 +40,7 @@ def hostile_run(environ: dict[str, str]) -> RunPaths:
     home = Home.from_environ(environ)
     paths = home.run(RUN)
     paths.dir.mkdir(parents=True)
-    request = RunRequest(
-        run_id=RUN,
-        created_at=now(),
-        environment="e\x1b[31m",
-        env_file="/e.py",
-        env_class="E",
-        env_sha256="0",
-        profile="local",
-        base_model="builtin:tiny",
-        model_path="m",
-        tokenizer_name="t",
-        env={"total_steps": 3, "group_size": 2, "batch_size": 4, "max_token_length": 8},
-        trainer=TrainerConfig(wandb_run_name=HOSTILE),
-    )
+    request = run_request(RUN, environment="e\x1b[31m", trainer=TrainerConfig(wandb_run_name=HOSTILE))
     state = RunState.create(paths, first_record(home, request), HOSTILE)
     state.move(RunStatus.FAILED, "test", error=HOSTILE, hint=HOSTILE)
     preview = Preview(prompt=HOSTILE, before=HOSTILE, after=HOSTILE * 100)

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from mcp.shared.exceptions import MCPError
 from mcp_rig import Tools, environment_file, in_memory
+from run_parts import run_request
 
-from hermes_rl_mcp.contracts.config import Ports, TrainerConfig
-from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
-from hermes_rl_mcp.files import now
+from hermes_rl_mcp.contracts.config import Ports
+from hermes_rl_mcp.contracts.runs import RunStatus
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.state import RunState
@@ -28,20 +28,7 @@ def ended_run(environ: dict[str, str]) -> RunPaths:
     home = Home.from_environ(environ)
     paths = home.run(RUN_ID)
     paths.dir.mkdir(parents=True)
-    request = RunRequest(
-        run_id=RUN_ID,
-        created_at=now(),
-        environment="e",
-        env_file="/e.py",
-        env_class="E",
-        env_sha256="0",
-        profile="local",
-        base_model="builtin:tiny",
-        model_path="m",
-        tokenizer_name="t",
-        env={"total_steps": 3, "group_size": 2, "batch_size": 4, "max_token_length": 8},
-        trainer=TrainerConfig(),
-    )
+    request = run_request(RUN_ID)
     state = RunState.create(paths, first_record(home, request), "made")
     state.move(RunStatus.FAILED, "test", error="broke")
     url = f"http://127.0.0.1:8001/{PREFIX}/v1"

@@ -10,11 +10,11 @@ from typing import Any
 
 import anyio
 import pytest
+from run_parts import SIZES, run_request
 
-from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.estimates import Estimate
 from hermes_rl_mcp.contracts.records import METRIC_NAMES, CheckpointMarker
-from hermes_rl_mcp.contracts.runs import RunRequest, RunStatus
+from hermes_rl_mcp.contracts.runs import RunStatus
 from hermes_rl_mcp.contracts.vitals import EnvState, Vitals
 from hermes_rl_mcp.errors import UnknownRunError
 from hermes_rl_mcp.files import append_line, now, write_atomic
@@ -37,20 +37,7 @@ class LiveRun:
         self.paths = home.run(RUN_ID)
         self.time = 1_000_000.0
         self.paths.dir.mkdir(parents=True)
-        request = self.request = RunRequest(
-            run_id=RUN_ID,
-            created_at=now(),
-            environment="e",
-            env_file="/e.py",
-            env_class="E",
-            env_sha256="0",
-            profile="hermes",
-            base_model="builtin:tiny",
-            model_path="m",
-            tokenizer_name="t",
-            env={"total_steps": 10, "group_size": 2, "batch_size": 4, "max_token_length": 8},
-            trainer=TrainerConfig(),
-        )
+        request = self.request = run_request(RUN_ID, profile="hermes", env={**SIZES, "total_steps": 10})
         self.state = RunState.create(self.paths, first_record(home, request), "made")
         self.state.move(RunStatus.STARTING, "made")
         self.state.move(RunStatus.RUNNING, "made")
