@@ -294,7 +294,7 @@ BREAKS = {
     "completed_by_metrics": "is completed without the trainer's record|is completed, but its trainer",
     "completed_by_exit_code": "is completed without the trainer's record",
     "stop_writes_the_record": "is stopped, which no event says|there live|its record changed|was shown as",
-    "reader_ignores_the_lock": "is interrupted|gaps or repeats|ended more than once|its record changed",
+    "reader_ignores_the_lock": "is interrupted|gaps or repeats|ended more than once|its record changed|StateConflict",
     "signals_by_pid_alone": "belongs to no run got signals|not of a run|wanted to signal init",
     "leaves_orphans": "is interrupted, but there live",
     "forgets_the_key": "the key .* gave run",
@@ -320,10 +320,13 @@ def test_a_signal_to_a_process_of_another_run_is_seen(tmp_path: Path, by: str, m
 
 @pytest.mark.parametrize("plant", sorted({**plants.IN_SERVER, **plants.IN_SUPERVISOR}))
 def test_a_planted_defect_is_found(plant: str, environ: dict[str, str], bystanders: list[Bystander]) -> None:
+    otherwise = []
     for seed in [*FOUND_BY[plant], *range(300, 330)]:
         try:
             carry_out(seed, environ, bystanders, plant=plant)
         except Violated as error:
-            assert re.search(BREAKS[plant], str(error).splitlines()[0]), error
-            return
-    pytest.fail("not found")
+            # A defect may show first in a way that does not tell it from others: then another seed has to.
+            if re.search(BREAKS[plant], str(error).splitlines()[0]):
+                return
+            otherwise.append(str(error))
+    pytest.fail("\n".join(["not found", *otherwise]))
