@@ -147,6 +147,10 @@ class RunPaths:
         return self.dir / "env_metrics.jsonl"
 
     @property
+    def evaluation(self) -> Path:  # environment
+        return self.dir / "evaluation.json"
+
+    @property
     def env_state(self) -> Path:  # environment
         return self.dir / "env_state.json"
 

@@ -34,10 +34,40 @@ class TrainerConfig(BaseModel):
     """Steps between checkpoints. 0 = only at the end."""
     keep_checkpoints: int = Field(3, ge=0)
     """How many of the newest checkpoints stay on disk. 0 = all."""
-    loss_fn: Literal["importance_sampling"] = "importance_sampling"
-    """Policy loss: -sum(exp(logprob - sampler_logprob) * advantage)."""
-    loss_reduction: Literal["token_mean", "token_sum"] = "token_mean"
-    """``token_mean`` divides by the trained tokens of the whole optimizer step; ``token_sum`` is Tinker's."""
+    loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"] = "importance_sampling"
+    """Policy loss, see ``trainer/backends/local/losses.py``: importance_sampling, ppo (clipped ratio), cispo (clipped
+    weight), dro (squared log ratio), gspo (one ratio per sequence)."""
+    clip_low_threshold: float | None = Field(None, ge=0)
+    """Lowest ratio that ppo, cispo and gspo let through, absolute. Null = the loss's own: 0.8, 0.0, 0.9997."""
+    clip_high_threshold: float | None = Field(None, gt=0)
+    """Highest ratio, absolute. Null = the loss's own: 1.2, 4.0, 1.0004."""
+    dro_beta: float = Field(0.05, ge=0)
+    """Weight of the squared log ratio in dro."""
+    loss_reduction: Literal["token_mean", "token_sum", "seq_mean", "dr_grpo"] = "token_mean"
+    """``token_mean`` divides by the trained tokens of the whole optimizer step; ``token_sum`` is Tinker's; ``seq_mean``
+    averages each sequence, then the sequences; ``dr_grpo`` divides by sequences times max_token_length."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the distance from the base model (the adapter switched off). 0 = off."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of that distance per token, with r the base's logprob minus the trainer's: -r, r squared / 2, or
+    exp(r) - r - 1."""
+    kl_in: Literal["loss", "advantage"] = "loss"
+    """Where it goes: a term of the loss, or a penalty on the advantages."""
+    importance_correction: Literal["off", "truncate", "mask"] = "off"
+    """What is done about a sampler whose logprobs differ from the trainer's: weigh by the ratio cut at importance_cap,
+    or leave out what lies above the cap or below its inverse. Raw ratios are logged in any case."""
+    importance_cap: float = Field(2.0, gt=1)
+    """Largest weight of importance_correction."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """Whether that ratio is each token's or the product over the sequence."""
+    missing_logprobs: Literal["drop", "recompute"] = "drop"
+    """Trainable tokens without a usable sampler logprob: left out, or taken as sampled by the current policy."""
+    overlong: Literal["cut", "drop"] = "cut"
+    """Sequences beyond max_token_trainer_length: cut on the right, or left out. Both are counted."""
+    mask_truncated_completions: bool = False
+    """Leave completions that ended by length out of the loss; their scores stay in the group's mean."""
+    distill_coef: float = Field(0.0, ge=0)
+    """Weight of a distillation term towards the ``distill_token_ids`` and ``distill_logprobs`` that a group brings."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
     adam_eps: float = Field(1e-8, gt=0)
@@ -54,6 +84,12 @@ class TrainerConfig(BaseModel):
     """CPU threads of the trainer. 0 = all cores."""
     micro_batch_tokens: int = Field(2048, ge=64)
     """Padded tokens per forward pass while training; bounds memory, never changes the gradient."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input and compute the rest again in the backward pass: far less memory, a third more
+    time."""
+    samples_in_flight: Literal["finish", "cut"] = "finish"
+    """Completions that are under way when a training step is ready: they finish first, on their policy version, or are
+    cut and end with ``length``."""
     sampler_max_rows: int = Field(64, ge=1)
     """Completions decoded together; further requests wait."""
     max_steps_without_signal: int = Field(10, ge=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 RECORDS_SCHEMA_VERSION = 1
@@ -11,11 +13,17 @@ METRIC_NAMES: dict[str, str] = {
     "train/learning_rate": "Adam step size used",
     "train/grad_norm": "gradient norm before clipping",
     "train/adapter_max_abs": "largest absolute value in the LoRA B matrices",
+    "train/entropy": "mean entropy of the policy over trained tokens before the step, nats, at their temperature",
+    "train/kl_reference": "mean k3 estimate of the distance from the base model; null unless kl_coef is set",
+    "train/clip_fraction": "trained tokens whose ratio the loss clipped, or importance_correction cut or left out",
+    "ratio/mean": "mean of exp(trainer logprob - sampler logprob) over trained tokens, before any cap",
+    "ratio/max": "largest of these ratios",
     "reward/mean": "mean score over every scored rollout of the batch",
     "reward/std": "population standard deviation of those scores",
     "logprobs/mean": "mean sampler logprob of trained tokens, nats",
     "logprobs/mean_training": "mean trainer logprob of the same tokens before the step, nats",
     "logprobs/diff": "logprobs/mean - logprobs/mean_training",
+    "logprobs/mismatch_kl": "mean k3 estimate of the distance between trainer and sampler on the same weights, nats",
     "advantages/mean": "mean advantage over trained tokens",
     "advantages/std": "population standard deviation of the advantage over trained tokens",
     "train/reward_mean": "same as reward/mean; the original's name",
@@ -25,11 +33,13 @@ METRIC_NAMES: dict[str, str] = {
     "policy/lag": "mean of (version before the step - version that sampled the rollout)",
     "groups/zero_variance_fraction": "groups whose scores are all equal",
     "rollouts/truncated_fraction": "completions that ended by length",
+    "rollouts/overlong": "sequences beyond max_token_trainer_length, cut or left out",
     "rollouts/length_mean": "mean trained tokens per completion",
     "time/step_s": "from the last step's end to this one's, seconds",
     "time/sample_s": "of that, spent sampling",
     "time/train_s": "of that, spent on forward, backward and the optimizer",
     "tokens/trained": "tokens that carried a gradient",
+    "tokens/missing_logprobs": "trainable tokens without a usable sampler logprob, left out or recomputed",
     "tokens/sampled_per_s": "sampled tokens per second of sampling",
 }
 """Names in ``metrics.jsonl`` and in W&B. Parts of the reward come besides, as ``reward/<part>``. A line also has
@@ -100,6 +110,45 @@ class Preview(BaseModel):
     prompt: str
     before: str
     after: str
+
+
+class ArmScore(BaseModel):
+    """One side of an evaluation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    accuracy: float
+    """Mean score over the items, each 0 to 1 where the environment says what is correct."""
+    low: float
+    """95% interval."""
+    high: float
+    policy_version: int
+
+
+class Evaluation(BaseModel):
+    """``evaluation.json``: base against adapter on the same held-out items with the same seed. Writer: environment."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    status: Literal["completed", "skipped", "failed"]
+    reason: str = ""
+    """Why it was skipped or failed."""
+    step: int = 0
+    items: int = 0
+    seed: int = 0
+    measure: str = "accuracy"
+    """What is averaged: ``accuracy``, or ``score`` where the environment has no notion of correct."""
+    base: ArmScore | None = None
+    adapter: ArmScore | None = None
+    difference: float | None = None
+    """Mean over the items of adapter minus base."""
+    low: float | None = None
+    """95% interval of the difference, paired by item."""
+    high: float | None = None
+    verdict: str = ""
+    """``improved by 0.21, 95% interval 0.12 to 0.30``, ``got worse by ...`` or ``no detectable change ...``."""
+    seconds: float = 0.0
+    time: str = ""
 
 
 class TrainerSummary(BaseModel):

@@ -63,6 +63,10 @@ class GenerateRequest(BaseModel):
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    adapter: bool = True
+    """Ours: False samples from the base model, the adapter switched off."""
+    evaluation: bool = False
+    """Ours: an evaluation's request; it gets its share of a busy sampler, never all of it."""
 
 
 class SglangFinish(BaseModel):

@@ -61,6 +61,9 @@ class SampleRequest:
     stop_token_ids: frozenset[int] = frozenset()
     """Beside the model's own end-of-sequence ids."""
     seed: int | None = None
+    adapter: bool = True
+    """False: the base model alone."""
+    evaluation: bool = False
 
 
 @dataclass(slots=True)
