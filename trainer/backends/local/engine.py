@@ -1,8 +1,8 @@
 """The one thread that computes: it decodes waiting requests together and runs training steps in between.
 
 Invariants: sampling and training never compute at the same time; a job that changes weights starts only when no
-completion is under way, so each completion belongs to one policy version; while such a job waits, nothing new is
-admitted. A cancelled request that still waits is dropped.
+completion is under way, so each completion belongs to one policy version; while such a job waits, or one that holds has
+not been released, nothing new is admitted. A cancelled request that still waits is dropped.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class _Job:
     run: Callable[[], Any]
     future: Future[Any]
     exclusive: bool
+    hold: bool
 
 
 class Engine:
@@ -75,6 +76,7 @@ class Engine:
         self._owners: dict[int, _Answer] = {}
         self._next_owner = 0
         self._closed = False
+        self._held = False
         self.failure: Exception | None = None
         """Why sampling cannot go on."""
         self._stats = EngineStats()
@@ -112,14 +114,27 @@ class Engine:
         answer.future.add_done_callback(lambda future: self._count_open(-1))
         return answer.future
 
-    def run(self, job: Callable[[], Result], *, exclusive: bool) -> Future[Result]:
-        """Run ``job`` on the compute thread between two passes; an exclusive one only when no row is under way."""
+    def run(self, job: Callable[[], Result], *, exclusive: bool, hold: bool = False) -> Future[Result]:
+        """Run ``job`` on the compute thread between two passes; an exclusive one only when no row is under way.
+
+        With ``hold`` an exclusive job that returned leaves the engine to further exclusive jobs alone, until
+        ``release``: weights can change over several jobs without a completion or a score in between. One that raises
+        ends the hold.
+        """
+        if hold and not exclusive:
+            raise ValueError("only an exclusive job can hold the engine")
         future: Future[Result] = Future()
         with self._wake:
             self._refuse_if_closed()
-            self._jobs.append(_Job(job, future, exclusive))
+            self._jobs.append(_Job(job, future, exclusive, hold))
             self._wake.notify()
         return future
+
+    def release(self) -> None:
+        """End a hold; nothing happens if there is none."""
+        with self._wake:
+            self._held = False
+            self._wake.notify()
 
     def random_state(self) -> str:
         """State of the generator behind unseeded requests, hexadecimal."""
@@ -142,15 +157,14 @@ class Engine:
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not (self._closed or self._jobs or self._waiting or self._batch.rows):
+                while not (self._closed or self._next_job_at() is not None or self._can_decode()):
                     self._wake.wait()
                 if self._closed:
                     break
                 job = self._next_job()
-                admitted = [] if self._jobs or job else self._take_waiting()
+                admitted = [] if self._jobs or job or self._held else self._take_waiting()
             if job is not None:
-                self._jobs_begun += 1
-                _run(job)
+                self._run(job)
                 continue
             self._decode(admitted)
         waiting: list[Future[Any]] = [request.answer.future for request in self._waiting]
@@ -158,10 +172,39 @@ class Engine:
             SamplerUnavailableError("the sampler is shutting down"), waiting + [job.future for job in self._jobs]
         )
 
-    def _next_job(self) -> _Job | None:
-        if self._jobs and (not self._jobs[0].exclusive or not self._batch.rows):
-            return self._jobs.popleft()
+    def _next_job_at(self) -> int | None:
+        """Place of the job to run now: jobs run in order, but only exclusive ones during a hold."""
+        for at, job in enumerate(self._jobs):
+            if job.exclusive or not self._held:
+                return at if not (job.exclusive and self._batch.rows) else None
         return None
+
+    def _next_job(self) -> _Job | None:
+        at = self._next_job_at()
+        if at is None:
+            return None
+        job = self._jobs[at]
+        del self._jobs[at]
+        return job
+
+    def _can_decode(self) -> bool:
+        return bool(self._batch.rows or (self._waiting and not self._held and not self._jobs))
+
+    def _run(self, job: _Job) -> None:
+        self._jobs_begun += 1
+        if not job.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = job.run()
+        except BaseException as error:  # noqa: BLE001  whatever ended the job belongs to the one who waits for it
+            if job.hold or self._held:
+                self.release()
+            job.future.set_exception(error)
+        else:
+            if job.hold:
+                with self._wake:
+                    self._held = True
+            job.future.set_result(result)
 
     def _take_waiting(self) -> list[_Request]:
         """As many waiting requests, in order, as rows, cache and prefill allow; at least one if nothing runs."""
@@ -263,14 +306,3 @@ class Engine:
         for future in [*under_way, *further]:
             if not future.done():
                 future.set_exception(error)
-
-
-def _run(job: _Job) -> None:
-    if not job.future.set_running_or_notify_cancel():
-        return
-    try:
-        result = job.run()
-    except BaseException as error:  # noqa: BLE001  whatever ended the job belongs to the one who waits for it
-        job.future.set_exception(error)
-    else:
-        job.future.set_result(result)
