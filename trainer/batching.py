@@ -30,13 +30,13 @@ class Rollout:
 
     @property
     def trained_tokens(self) -> int:
-        return sum(self.datum.trainable_T)
+        return int(self.datum.trainable_T.sum())
 
     @property
     def prompt_length(self) -> int:
         """Tokens before the first trainable one; the whole sequence if there is none."""
         trainable_T = self.datum.trainable_T
-        return trainable_T.index(True) if True in trainable_T else len(trainable_T)
+        return int(trainable_T.argmax()) if trainable_T.any() else len(trainable_T)
 
     @property
     def correct(self) -> bool:
@@ -70,7 +70,7 @@ def build_batch(groups: Sequence[ScoredData], max_length: int) -> TrainingBatch:
         rollouts = _rollouts(number, group, max_length, batch)
         batch.rollouts += rollouts
         if any(_has_signal(rollout.datum) for rollout in rollouts):
-            batch.data += [rollout.datum for rollout in rollouts if any(rollout.datum.trainable_T)]
+            batch.data += [rollout.datum for rollout in rollouts if rollout.trained_tokens]
     return batch
 
 
@@ -139,7 +139,7 @@ def _datum(
         usable_T = [math.isfinite(logprobs_T[at]) and logprobs_T[at] <= 0.0 for at in range(length)]
     trainable_T = [wanted and usable for wanted, usable in zip(wanted_T, usable_T, strict=True)]
     batch.missing_logprobs += sum(wanted_T) - sum(trainable_T)
-    return Datum(
+    return Datum.of(
         group=number,
         tokens_T=tokens_T[:length],
         trainable_T=trainable_T,
@@ -152,7 +152,7 @@ def _datum(
 
 
 def _has_signal(datum: Datum) -> bool:
-    return any(abs(advantage) > ZERO_VARIANCE for advantage in datum.advantages_T)
+    return bool((abs(datum.advantages_T) > ZERO_VARIANCE).any())
 
 
 def _notes(entry: dict[str, object]) -> SequenceNotes:

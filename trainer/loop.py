@@ -190,7 +190,7 @@ class Loop:
             _log.warning("step %d: %d tokens without logprob left out", self._counters.step + 1, batch.missing_logprobs)
         if self._preview_prompt is None and batch.rollouts:
             first = batch.rollouts[0]
-            self._preview_prompt = first.datum.tokens_T[: first.prompt_length]
+            self._preview_prompt = first.datum.tokens_T[: first.prompt_length].tolist()
 
     def _learning_rate(self) -> float:
         warmup = self._config.warmup_steps
@@ -286,7 +286,7 @@ class Loop:
         if not_finite is not None:
             cause = f"loss or gradient is not finite ({not_finite})"
             hint = _CALMER
-        elif batch.missing_logprobs and not any(any(r.datum.trainable_T) for r in batch.rollouts):
+        elif batch.missing_logprobs and not any(r.trained_tokens for r in batch.rollouts):
             cause = "no token came with the sampler's logprob"
             hint = "Use server_type vllm or sglang: other types return text without logprobs."
         elif len(batch.malformed) == batch.groups:

@@ -96,15 +96,9 @@ def step_metrics(
 
 def _trained_values(batch: TrainingBatch) -> tuple[list[float], list[float]]:
     """Sampler logprobs and advantages of the tokens that carried a gradient."""
-    pairs = [
-        (logprob, advantage)
-        for datum in batch.data
-        for trained, logprob, advantage in zip(
-            datum.trainable_T, datum.sampler_logprobs_T, datum.advantages_T, strict=True
-        )
-        if trained
-    ]
-    return [logprob for logprob, _ in pairs], [advantage for _, advantage in pairs]
+    logprobs = [value for one in batch.data for value in one.sampler_logprobs_T[one.trainable_T].tolist()]
+    advantages = [value for one in batch.data for value in one.advantages_T[one.trainable_T].tolist()]
+    return logprobs, advantages
 
 
 def _reward_parts(rollouts: Sequence[Rollout]) -> Metrics:

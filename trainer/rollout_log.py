@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from hermes_rl_mcp.contracts.records import RolloutLine
 from trainer.backends.base import Backend
@@ -25,16 +24,16 @@ def rollout_lines(step: int, rollouts: Sequence[Rollout], backend: Backend, coun
 def _line(step: int, rollout: Rollout, backend: Backend) -> RolloutLine:
     datum = rollout.datum
     split = rollout.prompt_length
-    advantages = [a for a, trained in zip(datum.advantages_T, datum.trainable_T, strict=True) if trained]
+    advantages_M = datum.advantages_T[datum.trainable_T]
     return RolloutLine(
         step=step,
         group=datum.group,
         policy_version=rollout.policy_version,
-        prompt=backend.decode(datum.tokens_T[:split]),
-        completion=backend.decode(datum.tokens_T[split:]),
+        prompt=backend.decode(datum.tokens_T[:split].tolist()),
+        completion=backend.decode(datum.tokens_T[split:].tolist()),
         reward=rollout.score,
         reward_parts=rollout.reward_parts,
-        advantage=fmean(advantages) if advantages else 0.0,
+        advantage=float(advantages_M.mean()) if advantages_M.size else 0.0,
         tokens=rollout.trained_tokens,
         finish_reason=rollout.finish_reason,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_llama import build_tiny_llama
@@ -36,13 +37,13 @@ def _group(
         trained = [rng.random() < 0.8 for _ in range(length)]
         trained[-1] = True
         data.append(
-            Datum(
-                group=number,
-                tokens_T=prompt + completion,
-                trainable_T=[False] * len(prompt) + trained,
-                sampler_logprobs_T=[0.0] * len(prompt) + [rng.uniform(-7, -4) if one else 0.0 for one in trained],
-                advantages_T=[0.0] * len(prompt) + [rng.gauss(0, 1) if one else 0.0 for one in trained],
-                temperature=temperature,
+            Datum.of(
+                number,
+                prompt + completion,
+                [False] * len(prompt) + trained,
+                [0.0] * len(prompt) + [rng.uniform(-7, -4) if one else 0.0 for one in trained],
+                [0.0] * len(prompt) + [rng.gauss(0, 1) if one else 0.0 for one in trained],
+                temperature,
             )
         )
     return data
@@ -59,17 +60,17 @@ def data() -> list[Datum]:
         _group(3, [9, 9, 9], [12, 12, 2], rng, 1.0),
     ]
     twin = groups[3][0]
-    groups[3].append(replace(twin, advantages_T=[-value for value in twin.advantages_T]))
+    groups[3].append(replace(twin, advantages_T=-twin.advantages_T))
     return [datum for group in groups for datum in group]
 
 
 def _naive(model: LoadedModel, data: Sequence[Datum], reduction: str) -> tuple[float, Gradient]:
     """One sequence at a time, all logits, ordinary log-softmax."""
     model.peft.zero_grad()
-    total = sum(sum(datum.trainable_T) for datum in data)
+    total = sum(int(datum.trainable_T.sum()) for datum in data)
     loss = torch.zeros(())
     for datum in data:
-        logits = model.peft(input_ids=torch.tensor([datum.tokens_T])).logits[0, :-1].float()
+        logits = model.peft(input_ids=torch.tensor(datum.tokens_T)[None]).logits[0, :-1].float()
         targets = torch.tensor(datum.tokens_T[1:])
         logprobs = torch.log_softmax(logits / datum.temperature, -1).gather(1, targets[:, None])[:, 0]
         ratio = torch.exp(logprobs - torch.tensor(datum.sampler_logprobs_T[1:]))
@@ -152,12 +153,13 @@ def test_a_shared_prompt_is_computed_once(data: list[Datum]) -> None:
 
 def test_a_token_of_one_completion_leaves_its_siblings_alone(model: LoadedModel, data: list[Datum]) -> None:
     group = [datum for datum in data if datum.group == 0]
-    changed = replace(group[1], tokens_T=[*group[1].tokens_T[:18], 77, *group[1].tokens_T[19:]])
+    changed = replace(group[1], tokens_T=group[1].tokens_T.copy())
+    changed.tokens_T[18] = 77
     learner = _learner(model)
 
     def first_logprobs(members: list[Datum]) -> torch.Tensor:
         rows = build_rows(members, share_prompts=True, hidden=48, max_tokens=8192)
-        return learner.logprobs(rows)[: sum(members[0].trainable_T)].detach()
+        return learner.logprobs(rows)[: int(members[0].trainable_T.sum())].detach()
 
     assert torch.equal(first_logprobs(group), first_logprobs([group[0], changed, *group[2:]]))
 
@@ -201,7 +203,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_optimizer_untouched(
 ) -> None:
     learner = _learner(model)
     before = [parameter.detach().clone() for parameter in model.adapter_parameters()]
-    broken = replace(data[0], sampler_logprobs_T=[-1e4 if one else 0.0 for one in data[0].trainable_T])
+    broken = replace(data[0], sampler_logprobs_T=np.where(data[0].trainable_T, np.float32(-1e4), np.float32(0.0)))
     with pytest.raises(NonFiniteError):
         learner.step([broken, *data[1:]], 1e-2, lambda: False)
     assert all(torch.equal(a, b) for a, b in zip(before, model.adapter_parameters(), strict=True))

@@ -35,7 +35,7 @@ def _step(backend: LocalBackend) -> tuple[list[list[int]], float, int]:
     prompt = tuple(backend.encode("2+3="))
     completions = backend.submit(SampleRequest(prompt, n=4, max_tokens=6)).result().completions
     data = [
-        Datum(
+        Datum.of(
             0,
             [*prompt, *one.token_ids],
             [False] * len(prompt) + [True] * len(one.token_ids),

@@ -32,27 +32,27 @@ def _batch(*groups: ScoredData, max_length: int = 100) -> TrainingBatch:
 
 def test_a_token_is_trainable_exactly_where_the_mask_is_not_minus_100() -> None:
     [first, _] = _batch(_group([1.0, 0.0])).data
-    assert first.trainable_T == [False, False, True, True, True]
-    assert first.sampler_logprobs_T == [0.0, 0.0, -0.1, -0.2, -0.3]
-    assert first.advantages_T == [0.0, 0.0, 0.5, 0.5, 0.5]
+    assert first.trainable_T.tolist() == [False, False, True, True, True]
+    assert first.sampler_logprobs_T.tolist() == pytest.approx([0.0, 0.0, -0.1, -0.2, -0.3])
+    assert first.advantages_T.tolist() == [0.0, 0.0, 0.5, 0.5, 0.5]
 
 
 def test_a_mask_of_token_id_zero_trains() -> None:
     group = _group([1.0, 0.0], tokens=[[1, 0, 0]] * 2, masks=[[MASKED, 0, 0]] * 2, inference_logprobs=[[1, -1, -2]] * 2)
-    assert _batch(group).data[0].trainable_T == [False, True, True]
+    assert _batch(group).data[0].trainable_T.tolist() == [False, True, True]
 
 
 def test_a_logprob_of_exactly_zero_is_real() -> None:
     batch = _batch(_group([1.0, 0.0], inference_logprobs=[[1.0, 1.0, 0.0, -0.2, -0.3]] * 2))
     assert batch.missing_logprobs == 0
-    assert batch.data[0].trainable_T == [False, False, True, True, True]
+    assert batch.data[0].trainable_T.tolist() == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("missing", [1.0, 0.5, math.nan, math.inf, -math.inf])
 def test_a_trainable_token_without_usable_logprob_is_dropped_and_counted(missing: float) -> None:
     logprobs = [[1.0, 1.0, -0.1, missing, -0.3], [1.0, 1.0, -0.1, -0.2, -0.3]]
     batch = _batch(_group([1.0, 0.0], inference_logprobs=logprobs))
-    assert batch.data[0].trainable_T == [False, False, True, False, True]
+    assert batch.data[0].trainable_T.tolist() == [False, False, True, False, True]
     assert batch.missing_logprobs == 1
     assert all(math.isfinite(value) for value in batch.data[0].sampler_logprobs_T)
 
@@ -65,14 +65,14 @@ def test_without_logprobs_nothing_trains_but_rewards_count(absent: list[Any] | N
 
 def test_the_first_token_never_trains() -> None:
     group = _group([1.0, 0.0], masks=[[1, 2, 3, 4, 5]] * 2, inference_logprobs=[[-1.0] * 5] * 2)
-    assert _batch(group).data[0].trainable_T == [False, True, True, True, True]
+    assert _batch(group).data[0].trainable_T.tolist() == [False, True, True, True, True]
 
 
 def test_long_sequences_are_cut_on_the_right_with_all_their_lists() -> None:
     batch = _batch(_group([1.0, 0.0]), max_length=4)
     datum = batch.data[0]
     assert batch.truncated_sequences == 2
-    assert datum.tokens_T == [1, 2, 3, 4]
+    assert datum.tokens_T.tolist() == [1, 2, 3, 4]
     assert {len(datum.trainable_T), len(datum.sampler_logprobs_T), len(datum.advantages_T)} == {4}
 
 
@@ -91,7 +91,7 @@ def test_a_zeroed_sequence_keeps_its_score_in_the_baseline() -> None:
 def test_given_advantages_win_over_equal_scores() -> None:
     advantages = [[0, 0, 1.0, 2.0, 3.0], [0, 0, -1.0, -1.0, -1.0]]
     batch = _batch(_group([1.0, 1.0], advantages=advantages))
-    assert [datum.advantages_T for datum in batch.data] == advantages
+    assert [datum.advantages_T.tolist() for datum in batch.data] == advantages
 
 
 def test_empty_lists_mean_absent() -> None:

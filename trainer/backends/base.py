@@ -1,4 +1,4 @@
-"""What a backend must do for the loop, in plain Python: no torch here, so the loop and its tests stay light.
+"""What a backend must do for the loop, numpy in and out: no torch here, so the loop and its tests stay light.
 
 Invariant: a policy version names exactly one set of adapter weights, and every sampled completion names the version
 that sampled it.
@@ -12,24 +12,75 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from hermes_rl_mcp.contracts.sampling_api import FinishReason
 
+Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float32]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Datum:
-    """One sequence to train on. All four lists have the length T of the whole sequence and are aligned with
-    ``tokens_T``; the shift by one position happens once, where the backend pairs a source with its target."""
+    """One sequence to train on. Every array has the length T of the whole sequence and is aligned with ``tokens_T``;
+    the shift by one position happens once, where the backend pairs a source with its target. ``Datum.of`` makes one."""
 
     group: int
     """Sequences of one group may share their prompt's computation."""
-    tokens_T: list[int]
-    trainable_T: list[bool]
+    tokens_T: Ids
+    trainable_T: Flags
     """False at index 0: nothing predicts the first token."""
-    sampler_logprobs_T: list[float]
-    """0.0 where not trainable."""
-    advantages_T: list[float]
+    sampler_logprobs_T: Floats
+    """Nats, at ``temperature``; 0.0 where not trainable or missing."""
+    advantages_T: Floats
     """0.0 where not trainable."""
     temperature: float
+    missing_T: Flags
+    """Trainable tokens without a usable sampler logprob; they count as sampled by the current policy."""
+    reference_logprobs_T: Floats | None = None
+    """The reference policy's, nats, finite wherever trainable. None: the base model is the reference."""
+    distill_ids_TK: Ids | None = None
+    """Candidates for the token at each position, from a teacher; -1 where there is none."""
+    distill_logprobs_TK: Floats | None = None
+    """The teacher's logprobs of them, nats; 0.0 where there is none."""
+
+    @classmethod
+    def of(
+        cls,
+        group: int,
+        tokens_T: ArrayLike,
+        trainable_T: ArrayLike,
+        sampler_logprobs_T: ArrayLike,
+        advantages_T: ArrayLike,
+        temperature: float,
+        *,
+        missing_T: ArrayLike | None = None,
+        reference_logprobs_T: ArrayLike | None = None,
+        distill_ids_TK: ArrayLike | None = None,
+        distill_logprobs_TK: ArrayLike | None = None,
+    ) -> Datum:
+        """From anything numpy takes. Raises ValueError where lengths differ."""
+        tokens = np.asarray(tokens_T, np.int64)
+        missing = np.zeros(len(tokens), np.bool_) if missing_T is None else np.asarray(missing_T, np.bool_)
+        datum = cls(
+            group,
+            tokens,
+            np.asarray(trainable_T, np.bool_),
+            np.asarray(sampler_logprobs_T, np.float32),
+            np.asarray(advantages_T, np.float32),
+            temperature,
+            missing,
+            None if reference_logprobs_T is None else np.asarray(reference_logprobs_T, np.float32),
+            None if distill_ids_TK is None else np.asarray(distill_ids_TK, np.int64),
+            None if distill_logprobs_TK is None else np.asarray(distill_logprobs_TK, np.float32),
+        )
+        for name in ("trainable_T", "sampler_logprobs_T", "advantages_T", "missing_T", "reference_logprobs_T"):
+            array = getattr(datum, name)
+            if array is not None and array.shape != tokens.shape:
+                raise ValueError(f"{name} has shape {array.shape}, tokens_T {tokens.shape}")
+        return datum
 
 
 @dataclass(frozen=True, slots=True)

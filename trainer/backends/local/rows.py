@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trainer.backends.base import Datum
 
 PROMPT = -1
@@ -37,24 +39,23 @@ class TrainRow:
         """Append what follows the first ``prompt`` tokens, up to the last input that a trained token needs."""
         start = len(self)
         end = _inputs(datum)
-        self.tokens_R += datum.tokens_T[prompt:end]
+        self.tokens_R += datum.tokens_T[prompt:end].tolist()
         self.positions_R += range(prompt, end)
         self.branches_R += [self.branch_count] * (end - prompt)
         self.branch_count += 1
-        for at in range(prompt, end + 1):
-            if datum.trainable_T[at]:
-                self.sources_M.append(prompt - 1 if at == prompt else start + at - 1 - prompt)
-                self.targets_M.append(datum.tokens_T[at])
-                self.sampler_logprobs_M.append(datum.sampler_logprobs_T[at])
-                self.advantages_M.append(datum.advantages_T[at])
-                self.temperatures_M.append(datum.temperature)
+        at_M = np.flatnonzero(datum.trainable_T)
+        self.sources_M += [prompt - 1 if at == prompt else start + at - 1 - prompt for at in at_M.tolist()]
+        self.targets_M += datum.tokens_T[at_M].tolist()
+        self.sampler_logprobs_M += datum.sampler_logprobs_T[at_M].tolist()
+        self.advantages_M += datum.advantages_T[at_M].tolist()
+        self.temperatures_M += [datum.temperature] * len(at_M)
 
 
 def build_rows(data: Sequence[Datum], *, share_prompts: bool, hidden: int, max_tokens: int) -> list[TrainRow]:
     """Rows of all data. Sequences without a trainable token give none."""
     groups: dict[int, list[Datum]] = {}
     for datum in data:
-        if any(datum.trainable_T):
+        if datum.trainable_T.any():
             groups.setdefault(datum.group, []).append(datum)
     if not share_prompts:
         return [row for group in groups.values() for datum in group for row in _pack([datum], hidden, max_tokens)]
@@ -74,7 +75,7 @@ def micro_batches(rows: Iterable[TrainRow], max_tokens: int) -> list[list[TrainR
 
 def _inputs(datum: Datum) -> int:
     """Number of tokens that are inputs: all before the last trainable one, which is only a target."""
-    return max(at for at, trained in enumerate(datum.trainable_T) if trained)
+    return int(np.flatnonzero(datum.trainable_T)[-1])
 
 
 def _pack(group: Sequence[Datum], hidden: int, max_tokens: int) -> list[TrainRow]:
@@ -83,7 +84,7 @@ def _pack(group: Sequence[Datum], hidden: int, max_tokens: int) -> list[TrainRow
     for datum in group:
         extra = _inputs(datum) - prompt
         if not rows or not _worth(len(rows[-1]), prompt, extra, hidden, max_tokens):
-            row = TrainRow(datum.tokens_T[:prompt], list(range(prompt)), [PROMPT] * prompt)
+            row = TrainRow(datum.tokens_T[:prompt].tolist(), list(range(prompt)), [PROMPT] * prompt)
             rows.append(row)
         rows[-1].add(datum, prompt)
     return rows
@@ -91,13 +92,12 @@ def _pack(group: Sequence[Datum], hidden: int, max_tokens: int) -> list[TrainRow
 
 def _common_prompt(group: Sequence[Datum]) -> int:
     """Longest common prefix, but not beyond the first trainable token of any: each needs its own target."""
-    prompt = min(datum.trainable_T.index(True) for datum in group)
+    prompt = min(int(datum.trainable_T.argmax()) for datum in group)
     first = group[0].tokens_T
     for datum in group[1:]:
-        same = 0
-        while same < prompt and datum.tokens_T[same] == first[same]:
-            same += 1
-        prompt = same
+        differ = datum.tokens_T[:prompt] != first[:prompt]
+        if differ.any():
+            prompt = int(differ.argmax())
     return prompt
 
 
