@@ -36,6 +36,8 @@ def sample_request(
     stop: Stop,
     stop_token_ids: Sequence[int] | None = None,
     seed: int | None = None,
+    adapter: bool = True,
+    evaluation: bool = False,
 ) -> SampleRequest:
     """``max_tokens`` is cut to what the context still holds; a prompt that leaves no room is refused."""
     check_ids(sampler, prompt_ids)
@@ -60,6 +62,8 @@ def sample_request(
         stop_strings=strings,
         stop_token_ids=frozenset([*ids, *(stop_token_ids or [])]),
         seed=seed,
+        adapter=adapter,
+        evaluation=evaluation,
     )
 
 
@@ -129,6 +133,8 @@ def sglang_request(sampler: Sampler, body: GenerateRequest) -> SampleRequest:
         stop=params.stop,
         stop_token_ids=params.stop_token_ids,
         seed=params.seed,
+        adapter=body.adapter,
+        evaluation=body.evaluation,
     )
 
 
@@ -144,6 +150,8 @@ def vllm_request(sampler: Sampler, body: GenerateRequest) -> SampleRequest:
         stop=body.stop,
         stop_token_ids=[one for one in extra if isinstance(one, int)] if isinstance(extra, list) else None,
         seed=body.seed,
+        adapter=body.adapter,
+        evaluation=body.evaluation,
     )
 
 
