@@ -21,7 +21,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,7 +126,7 @@ def interleaved(
     """
     results: dict[str, list[T]] = {name: [] for name in ways}
     for turn in range(warm_ups + rounds):
-        order = list(ways) if turn % 2 == 0 else list(reversed(ways))
+        order = list(ways) if turn % 2 == 0 else list(reversed(list(ways)))
         for name in order:
             result = ways[name]()
             if turn >= warm_ups:
@@ -139,6 +138,18 @@ def interleaved(
 
 
 # Fresh processes and their memory
+
+
+def quiet_environ(threads: int) -> dict[str, str]:
+    """What every measured process gets: the same number of threads, idle ones asleep, nothing from the Hub."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def fresh(
@@ -153,15 +164,6 @@ def fresh(
 
     Raises RuntimeError with the end of its output if it fails.
     """
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        **(environ or {}),
-    }
     with tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(
             [str(python), str(script), *arguments],
@@ -169,7 +171,7 @@ def fresh(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=env,
+            env={**quiet_environ(threads), **(environ or {})},
             timeout=timeout_s,
             check=False,
         )
@@ -182,18 +184,23 @@ def fresh(
     return answer
 
 
-@dataclass
 class Memory:
-    """What ``extra_memory`` found; bytes."""
+    """Grows while ``extra_memory`` measures; bytes."""
 
-    before: int = 0
-    """RSS when the measurement began, after memory that nothing uses was given back."""
-    peak: int = 0
-    """Largest RSS during it."""
+    def __init__(self, before: int) -> None:
+        self.before = before
+        """RSS when the measurement began, after memory that nothing uses was given back."""
+        self.peak = before
+        """Largest RSS since."""
 
     @property
     def extra(self) -> int:
         return max(0, self.peak - self.before)
+
+    def so_far(self) -> Memory:
+        """Itself, brought up to now."""
+        self.peak = max(self.peak, _high_water())
+        return self
 
 
 @contextmanager
@@ -203,31 +210,26 @@ def extra_memory() -> Iterator[Memory]:
     Exact on Linux (the kernel's high-water mark, set back first); elsewhere polled every 2 ms. Meant for a fresh
     process: what an allocator kept from earlier work would be used again and not be seen.
     """
-    memory, process = Memory(), psutil.Process()
+    process = psutil.Process()
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     exact = _reset_high_water()
-    memory.before = memory.peak = process.memory_info().rss
-    if exact:
-        try:
-            yield memory
-        finally:
-            memory.peak = _high_water()
-        return
+    memory = Memory(process.memory_info().rss)
     done = threading.Event()
 
     def poll() -> None:
         while not done.wait(_POLL_S):
             memory.peak = max(memory.peak, process.memory_info().rss)
 
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
+    thread = None if exact else threading.Thread(target=poll, daemon=True)
+    if thread:
+        thread.start()
     try:
         yield memory
     finally:
         done.set()
-        thread.join()
+        memory.so_far()
 
 
 def _reset_high_water() -> bool:
@@ -239,6 +241,9 @@ def _reset_high_water() -> bool:
 
 
 def _high_water() -> int:
+    """0 where there is no such mark."""
+    if not sys.platform.startswith("linux"):
+        return 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
