@@ -34,7 +34,7 @@ METRIC_NAMES: dict[str, str] = {
     "groups/zero_variance_fraction": "groups whose scores are all equal",
     "rollouts/truncated_fraction": "completions that ended by length",
     "rollouts/overlong": "sequences beyond max_token_trainer_length, cut or left out",
-    "rollouts/length_mean": "mean trained tokens per completion",
+    "rollouts/length_mean": "mean trainable tokens per completion, trained or not",
     "time/step_s": "from the last step's end to this one's, seconds",
     "time/sample_s": "of that, spent sampling",
     "time/train_s": "of that, spent on forward, backward and the optimizer",
@@ -123,6 +123,7 @@ class ArmScore(BaseModel):
     """95% interval."""
     high: float
     policy_version: int
+    """Of the weights that answered; 0 = base."""
 
 
 class Evaluation(BaseModel):
@@ -135,6 +136,11 @@ class Evaluation(BaseModel):
     """Why it was skipped or failed."""
     step: int = 0
     items: int = 0
+    """Different held-out items."""
+    repeats: int = 1
+    """Answers to each of them per side: more than one only where all held-out items there are were asked."""
+    left_out: int = 0
+    """Pairs of answers that could not be had or scored; they count on neither side."""
     seed: int = 0
     measure: str = "accuracy"
     """What is averaged: ``accuracy``, or ``score`` where the environment has no notion of correct."""

@@ -185,6 +185,9 @@ class ChildReport(BaseModel):
     hint: str | None = None
     """What to change."""
     finished_at: str
+    stays_s: float = Field(0.0, ge=0)
+    """Of a trainer that completed: the longest that it stays up after this record, so that the environment can evaluate
+    what it learned. All is saved by then, so an end of any kind in that time is still one of a completed run."""
     detail: dict[str, JsonValue] = Field(default_factory=dict)
 
 

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 FinishReason = Literal["stop", "length"]
 Stop = str | list[str] | list[int] | None
+EVALUATING = "evaluating"
+"""``SamplingHealth.phase`` of a trainer that has completed and stays up for the evaluation at the end."""
 Temperature = Annotated[float, Field(ge=0.0, le=100.0)]
 
 
@@ -64,7 +66,7 @@ class GenerateRequest(BaseModel):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     adapter: bool = True
-    """Ours: False samples from the base model, the adapter switched off."""
+    """Ours: False samples from the base model, the adapter switched off; the answer's ``policy_version`` is 0 then."""
     evaluation: bool = False
     """Ours: an evaluation's request; it gets its share of a busy sampler, never all of it."""
 

@@ -72,3 +72,5 @@ class EnvState(BaseModel):
     """Its kind: ``failed`` (an exception), ``no_score``, or why it was dropped (``too_long``, ``refused``, ...)."""
     running: int = 0
     """Groups being made now."""
+    evaluating: str = ""
+    """How far the evaluation at the end is ('base: 34 of 190 answers'); empty while there is none."""
