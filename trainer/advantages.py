@@ -21,22 +21,3 @@ def centred(scores_G: Sequence[float]) -> list[float]:
         return [0.0] * len(scores_G)
     mean = fmean(scores_G)
     return [score - mean for score in scores_G]
-
-
-def token_advantages(
-    scores_G: Sequence[float],
-    given_GT: Sequence[Sequence[float]] | None,
-    zeroed_G: Sequence[bool],
-    lengths_G: Sequence[int],
-) -> list[list[float]]:
-    """Advantages per token [G][T]. Those an environment gives win over scores; a zeroed sequence has none, but its
-    score stays in its siblings' baseline."""
-    if given_GT:
-        per_token = [list(given_T) for given_T in given_GT]
-    else:
-        values_G = centred(scores_G)
-        per_token = [[value] * length for value, length in zip(values_G, lengths_G, strict=True)]
-    return [
-        [0.0] * length if zeroed else advantages_T
-        for advantages_T, zeroed, length in zip(per_token, zeroed_G, lengths_G, strict=True)
-    ]

@@ -1,21 +1,23 @@
 """Groups as they come over the wire to sequences the backend can train on.
 
 Invariant: the wire's sentinels (mask -100, logprob 1.0) end here; behind it a token is trainable by an explicit boolean
-and carries a real logprob. What is dropped is counted, never silently lost.
+and carries a real logprob, or is marked as missing one. What is left out is counted, never silently lost.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pydantic import ValidationError
+import numpy as np
 
-from hermes_rl_mcp.contracts.rollout_api import MASKED, ScoredData, SequenceNotes
+from hermes_rl_mcp.contracts.config import TrainerConfig
+from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from hermes_rl_mcp.contracts.sampling_api import FinishReason
-from trainer.advantages import ZERO_VARIANCE, is_zero_variance, token_advantages
-from trainer.backends.base import Datum
+from trainer.advantages import ZERO_VARIANCE, centred, is_zero_variance
+from trainer.backends.base import Datum, Flags
+from trainer.wire import NO_CANDIDATE, MalformedGroupError, WireSequence, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +29,10 @@ class Rollout:
     reward_parts: dict[str, float]
     policy_version: int | None
     finish_reason: FinishReason | None
-
-    @property
-    def trained_tokens(self) -> int:
-        return int(self.datum.trainable_T.sum())
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens before the first trainable one; the whole sequence if there is none."""
-        trainable_T = self.datum.trainable_T
-        return int(trainable_T.argmax()) if trainable_T.any() else len(trainable_T)
+    length: int
+    """Tokens that the mask names for training, whatever became of them."""
+    prompt_length: int
+    """Tokens before the first of these; the whole sequence if there is none."""
 
     @property
     def correct(self) -> bool:
@@ -45,7 +41,8 @@ class Rollout:
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """One batch. ``data`` holds only the sequences of groups with signal."""
+    """One batch. ``data`` holds only what the loss is made of: no groups without signal, and of the others no sequence
+    that was taken out of the loss."""
 
     rollouts: list[Rollout] = field(default_factory=list)
     data: list[Datum] = field(default_factory=list)
@@ -54,126 +51,124 @@ class TrainingBatch:
     malformed: list[str] = field(default_factory=list)
     """Why groups were left out, one sentence each."""
     missing_logprobs: int = 0
-    """Trainable tokens without a usable sampler logprob; not trained."""
-    truncated_sequences: int = 0
-    """Cut to the trainer's longest sequence."""
+    """Trainable tokens without a usable sampler logprob."""
+    overlong_sequences: int = 0
+    """Beyond the trainer's longest sequence."""
+    out_of_loss: Counter[str] = field(default_factory=Counter)
+    """Sequences of well-formed groups that were taken out of the loss, by reason."""
+    trained_tokens: int = 0
+    """Tokens of ``data`` that carry a gradient: a token of advantage 0 does only where something beside the policy term
+    acts on it."""
+
+    @property
+    def unusable(self) -> bool:
+        """Well-formed sequences, but no token of any has a sampler logprob."""
+        return bool(self.missing_logprobs) and not any(one.datum.trainable_T.any() for one in self.rollouts)
 
 
-def build_batch(groups: Sequence[ScoredData], max_length: int) -> TrainingBatch:
+def build_batch(groups: Sequence[ScoredData], config: TrainerConfig, vocabulary_size: int) -> TrainingBatch:
+    """``config`` says what becomes of missing logprobs, overlong sequences and completions that ended by length."""
     batch = TrainingBatch()
     for number, group in enumerate(groups):
         batch.groups += 1
-        if problem := _problem(group):
-            batch.malformed.append(f"group {number}: {problem}")
+        try:
+            sequences = parse(
+                group,
+                vocabulary_size=vocabulary_size,
+                reference=config.kl_coef > 0,
+                distill=config.distill_coef > 0,
+            )
+        except MalformedGroupError as fault:
+            batch.malformed.append(f"group {number}: {fault}")
             continue
         batch.zero_variance_groups += is_zero_variance(group.scores)
-        rollouts = _rollouts(number, group, max_length, batch)
-        batch.rollouts += rollouts
-        if any(_has_signal(rollout.datum) for rollout in rollouts):
-            batch.data += [rollout.datum for rollout in rollouts if rollout.trained_tokens]
+        params = group.generation_params or {}
+        kept: list[Datum] = []
+        for sequence, score, advantage in zip(sequences, group.scores, centred(group.scores), strict=True):
+            datum = _datum(number, sequence, advantage, config, batch)
+            batch.rollouts.append(_rollout(datum, sequence, score, params.get("policy_version")))
+            if reason := _out_of_loss(datum, sequence, config):
+                batch.out_of_loss[reason] += 1
+            else:
+                kept.append(datum)
+        if any(_has_signal(datum) for datum in kept):
+            batch.data += kept
+            batch.trained_tokens += sum(_carrying(datum, config) for datum in kept)
     return batch
 
 
-def _problem(group: ScoredData) -> str | None:
-    size = len(group.scores)
-    if size == 0 or len(group.tokens) != size or len(group.masks) != size:
-        return f"{len(group.tokens)} token lists, {len(group.masks)} masks and {size} scores"
-    if not all(math.isfinite(score) for score in group.scores):
-        return "a score is not a finite number"
-    lengths = [len(tokens_T) for tokens_T in group.tokens]
-    for name in ("masks", "inference_logprobs", "advantages"):
-        lists = getattr(group, name)
-        if lists and [len(one) for one in lists] != lengths:
-            return f"{name} and tokens have different lengths"
-    if group.advantages and not all(math.isfinite(value) for row in group.advantages for value in row):
-        return "an advantage is not a finite number"
-    if group.overrides and len(group.overrides) != size:
-        return f"{len(group.overrides)} overrides for {size} sequences"
-    return None
-
-
-def _rollouts(number: int, group: ScoredData, max_length: int, batch: TrainingBatch) -> list[Rollout]:
-    size = len(group.scores)
-    notes_G = [_notes(entry) for entry in group.overrides] if group.overrides else [SequenceNotes()] * size
-    lengths_G = [len(tokens_T) for tokens_T in group.tokens]
-    zeroed_G = [notes.set_advantage_to_zero for notes in notes_G]
-    advantages_GT = token_advantages(group.scores, group.advantages or None, zeroed_G, lengths_G)
-    params = group.generation_params or {}
-    rollouts = []
-    for at, notes in enumerate(notes_G):
-        logprobs_T = group.inference_logprobs[at] if group.inference_logprobs else None
-        datum = _datum(
-            number,
-            group.tokens[at],
-            group.masks[at],
-            logprobs_T,
-            advantages_GT[at],
-            max_length,
-            _temperature(notes, group),
-            batch,
-        )
-        version = notes.policy_version
-        if version is None:
-            version = _integer(params.get("policy_version"))
-        rollouts.append(Rollout(datum, group.scores[at], notes.reward_parts, version, notes.finish_reason))
-    return rollouts
-
-
-def _datum(
-    number: int,
-    tokens_T: list[int],
-    masks_T: list[int],
-    logprobs_T: list[float] | None,
-    advantages_T: list[float],
-    max_length: int,
-    temperature: float,
-    batch: TrainingBatch,
-) -> Datum:
-    if len(tokens_T) > max_length:
-        batch.truncated_sequences += 1
-    length = min(len(tokens_T), max_length)
-    wanted_T = [at > 0 and masks_T[at] != MASKED for at in range(length)]
-    if logprobs_T is None:
-        usable_T = [False] * length
-    else:
-        usable_T = [math.isfinite(logprobs_T[at]) and logprobs_T[at] <= 0.0 for at in range(length)]
-    trainable_T = [wanted and usable for wanted, usable in zip(wanted_T, usable_T, strict=True)]
-    batch.missing_logprobs += sum(wanted_T) - sum(trainable_T)
+def _datum(number: int, sequence: WireSequence, advantage: float, config: TrainerConfig, batch: TrainingBatch) -> Datum:
+    length = min(len(sequence.tokens_T), config.max_token_trainer_length)
+    batch.overlong_sequences += len(sequence.tokens_T) > length
+    wanted_T = sequence.wanted_T[:length]
+    logprobs_T = np.full(length, np.nan, np.float32) if sequence.logprobs_T is None else sequence.logprobs_T[:length]
+    usable_T = wanted_T & np.isfinite(logprobs_T) & (logprobs_T <= 0.0)
+    missing_T = wanted_T & ~usable_T
+    batch.missing_logprobs += int(missing_T.sum())
+    trainable_T = wanted_T if config.missing_logprobs == "recompute" else usable_T
+    advantages_T = advantage if sequence.advantages_T is None else sequence.advantages_T[:length]
+    if sequence.notes.set_advantage_to_zero:
+        advantages_T = 0.0
+    reference_T, ids_TK, teacher_TK = sequence.reference_logprobs_T, None, None
+    if sequence.distill_ids_TK is not None and sequence.distill_logprobs_TK is not None:
+        ids_TK = np.where(trainable_T[:, None], sequence.distill_ids_TK[:length], NO_CANDIDATE)
+        teacher_TK = np.where(trainable_T[:, None], sequence.distill_logprobs_TK[:length], 0.0)
     return Datum.of(
-        group=number,
-        tokens_T=tokens_T[:length],
-        trainable_T=trainable_T,
-        sampler_logprobs_T=[
-            logprobs_T[at] if trained and logprobs_T is not None else 0.0 for at, trained in enumerate(trainable_T)
-        ],
-        advantages_T=[advantages_T[at] if trained else 0.0 for at, trained in enumerate(trainable_T)],
-        temperature=temperature,
+        number,
+        sequence.tokens_T[:length],
+        trainable_T,
+        np.where(usable_T, logprobs_T, 0.0),
+        np.where(trainable_T, advantages_T, 0.0),
+        sequence.temperature,
+        missing_T=missing_T & trainable_T,
+        reference_logprobs_T=None if reference_T is None else np.where(trainable_T, reference_T[:length], 0.0),
+        distill_ids_TK=ids_TK,
+        distill_logprobs_TK=teacher_TK,
     )
 
 
+def _rollout(datum: Datum, sequence: WireSequence, score: float, group_version: object) -> Rollout:
+    notes, wanted_T = sequence.notes, sequence.wanted_T
+    version = notes.policy_version
+    if version is None and isinstance(group_version, int) and not isinstance(group_version, bool):
+        version = group_version
+    return Rollout(
+        datum=datum,
+        score=score,
+        reward_parts=notes.reward_parts,
+        policy_version=version,
+        finish_reason=notes.finish_reason,
+        length=int(wanted_T.sum()),
+        prompt_length=min(len(datum.tokens_T), int(wanted_T.argmax()) if wanted_T.any() else len(wanted_T)),
+    )
+
+
+def _out_of_loss(datum: Datum, sequence: WireSequence, config: TrainerConfig) -> str:
+    """Why a sequence is out of the loss, tokens and all; empty if it is not. Its score stays in its siblings' baseline.
+    One whose advantage the environment set to zero is out, too, unless a teacher has something to say about it."""
+    if config.overlong == "drop" and len(sequence.tokens_T) > config.max_token_trainer_length:
+        return "longer than max_token_trainer_length"
+    if config.mask_truncated_completions and sequence.notes.finish_reason == "length":
+        return "ended by length"
+    if not datum.trainable_T.any():
+        return "without a trainable token"
+    if sequence.notes.set_advantage_to_zero and not _taught(datum).any():
+        return "set to advantage zero by the environment"
+    return ""
+
+
 def _has_signal(datum: Datum) -> bool:
-    return bool((abs(datum.advantages_T) > ZERO_VARIANCE).any())
+    return bool((abs(datum.advantages_T) > ZERO_VARIANCE).any() or _taught(datum).any())
 
 
-def _notes(entry: dict[str, object]) -> SequenceNotes:
-    """An environment of another maker may use these keys for something else; then they say nothing."""
-    try:
-        return SequenceNotes.model_validate(entry)
-    except ValidationError:
-        return SequenceNotes(set_advantage_to_zero=bool(entry.get("set_advantage_to_zero")))
+def _taught(datum: Datum) -> Flags:
+    """Tokens that a teacher says something about."""
+    if datum.distill_ids_TK is None:
+        return np.zeros_like(datum.trainable_T)
+    return (datum.distill_ids_TK != NO_CANDIDATE).any(axis=1)
 
 
-def _temperature(notes: SequenceNotes, group: ScoredData) -> float:
-    """Sequence, then generation parameters, then group. Greedy rows report logprobs at temperature 1."""
-    for value in (
-        notes.temperature,
-        (group.generation_params or {}).get("temperature"),
-        (group.group_overrides or {}).get("temperature"),
-    ):
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value) if value > 0 else 1.0
-    return 1.0
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _carrying(datum: Datum, config: TrainerConfig) -> int:
+    if config.kl_coef > 0 or config.loss_fn == "dro":  # a pull towards the base or the sampler acts on every token
+        return int(datum.trainable_T.sum())
+    return int((datum.trainable_T & ((datum.advantages_T != 0.0) | _taught(datum))).sum())

@@ -300,7 +300,7 @@ class _Trainer:
         run = self._config.run
         assert outcome.checkpoint is not None
         extra: dict[str, JsonValue] = {
-            "truncated_sequences": outcome.truncated_sequences,
+            "overlong_sequences": outcome.overlong_sequences,
             "tokens_without_logprob": outcome.missing_logprobs,
             "malformed_groups": outcome.malformed_groups,
             "gpu_memory_bytes": backend.peak_gpu_bytes(),

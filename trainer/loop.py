@@ -66,7 +66,7 @@ class Outcome:
     reward_first5: float | None
     reward_last5: float | None
     preview: Preview | None
-    truncated_sequences: int
+    overlong_sequences: int
     missing_logprobs: int
     malformed_groups: int
 
@@ -102,7 +102,7 @@ class Loop:
         self._counters = start or Counters(step=0, optimizer_steps=0, policy_version=0, steps_without_signal=0)
         self._rewards = list(earlier_rewards)
         self._preview_prompt: list[int] | None = None
-        self._truncated = self._missing = self._malformed = 0
+        self._overlong = self._missing = self._malformed = 0
         self._step_began = clock()
         self._stats = backend.stats
 
@@ -141,14 +141,14 @@ class Loop:
             reward_first5=fmean(self._rewards[:_ENDS]) if self._rewards else None,
             reward_last5=fmean(self._rewards[-_ENDS:]) if self._rewards else None,
             preview=self._preview() if finished else None,
-            truncated_sequences=self._truncated,
+            overlong_sequences=self._overlong,
             missing_logprobs=self._missing,
             malformed_groups=self._malformed,
         )
 
     def _take(self, lease: Lease) -> bool:
         """One step. False if it was abandoned because of a stop; the batch then stays unacknowledged."""
-        batch = build_batch(lease.groups, self._config.max_token_trainer_length)
+        batch = build_batch(lease.groups, self._config, self._backend.vocabulary_size)
         self._note(batch)
         version_before = self._backend.policy_version
         learning_rate = self._learning_rate()
@@ -181,13 +181,25 @@ class Loop:
         return True
 
     def _note(self, batch: TrainingBatch) -> None:
-        self._truncated += batch.truncated_sequences
+        self._overlong += batch.overlong_sequences
         self._missing += batch.missing_logprobs
         self._malformed += len(batch.malformed)
+        step, config = self._counters.step + 1, self._config
         for problem in batch.malformed:
-            _log.warning("step %d: left out %s", self._counters.step + 1, problem)
+            _log.warning("step %d: left out %s", step, problem)
         if batch.missing_logprobs:
-            _log.warning("step %d: %d tokens without logprob left out", self._counters.step + 1, batch.missing_logprobs)
+            done = "left out" if config.missing_logprobs == "drop" else "taken as sampled by the current policy"
+            _log.warning("step %d: %d tokens without logprob %s", step, batch.missing_logprobs, done)
+        if batch.overlong_sequences:
+            done = "cut" if config.overlong == "cut" else "left out"
+            limit = config.max_token_trainer_length
+            _log.warning(
+                "step %d: %d sequences beyond max_token_trainer_length %d %s",
+                step,
+                batch.overlong_sequences,
+                limit,
+                done,
+            )
         if self._preview_prompt is None and batch.rollouts:
             first = batch.rollouts[0]
             self._preview_prompt = first.datum.tokens_T[: first.prompt_length].tolist()
@@ -286,12 +298,22 @@ class Loop:
         if not_finite is not None:
             cause = f"loss or gradient is not finite ({not_finite})"
             hint = _CALMER
-        elif batch.missing_logprobs and not any(r.trained_tokens for r in batch.rollouts):
+        elif batch.unusable:
             cause = "no token came with the sampler's logprob"
-            hint = "Use server_type vllm or sglang: other types return text without logprobs."
+            hint = (
+                "Use server_type vllm or sglang: other types return text without logprobs. Or set missing_logprobs to "
+                "recompute."
+            )
         elif len(batch.malformed) == batch.groups:
             cause = f"no group was well formed ({batch.malformed[0]})"
-            hint = "Correct the environment: tokens, masks and logprobs of a sequence need the same length."
+            hint = (
+                "Correct the environment: all lists of a sequence have its length, masks hold -100 or the token, and "
+                "token ids come from the model's own tokenizer."
+            )
+        elif batch.zero_variance_groups + len(batch.malformed) < batch.groups and batch.out_of_loss:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in batch.out_of_loss.most_common())
+            cause = f"what differed in score was out of the loss (sequences: {reasons})"
+            hint = "Give completions a longer max_token_length, or look into what the environment takes out."
         else:
             rewards = [rollout.score for rollout in batch.rollouts]
             cause = f"all scores within every group were equal (last mean reward {fmean(rewards):.4g})"

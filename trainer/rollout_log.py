@@ -34,6 +34,6 @@ def _line(step: int, rollout: Rollout, backend: Backend) -> RolloutLine:
         reward=rollout.score,
         reward_parts=rollout.reward_parts,
         advantage=float(advantages_M.mean()) if advantages_M.size else 0.0,
-        tokens=rollout.trained_tokens,
+        tokens=rollout.length,
         finish_reason=rollout.finish_reason,
     )

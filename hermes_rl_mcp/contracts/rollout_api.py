@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MASKED = -100
 NO_LOGPROB = 1.0
+TRAINED_FLAG = 1
+"""In a mask, of older clients, instead of the token id. Harmless: only -100 means not trained."""
 
 
 class Registration(BaseModel):

@@ -13,14 +13,12 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from hermes_rl_mcp.contracts.rollout_api import MASKED, ScoredData
+from hermes_rl_mcp.contracts.rollout_api import MASKED, TRAINED_FLAG, ScoredData
 from hermes_rl_mcp.errors import InvalidValueError
 
 MAX_GROUPS = 4096
 """Of one request. A million tiny ones would keep a core busy for half a minute; a batch has some hundred."""
 MAX_ERRORS_SHOWN = 20
-TRAINED_FLAG = 1
-"""Older clients write 1 instead of the token id on trained positions. Harmless: only -100 means not trained."""
 
 Location = tuple[str | int, ...]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_llama import build_tiny_llama
-from trainer_parts import load_model
+from trainer_parts import load_model, settings
 
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from trainer.backends.base import Datum, NonFiniteError, StepAbandonedError
@@ -175,8 +175,10 @@ def _wire_group(scores: list[float], offset: int = 0) -> ScoredData:
 
 
 def test_a_group_of_equal_scores_adds_exactly_nothing(model: LoadedModel) -> None:
-    with_signal = build_batch([_wire_group([1.0, 0.0])], 100)
-    and_without = build_batch([_wire_group([0.5, 0.5 + 1e-9, 0.5], 9), _wire_group([1.0, 0.0])], 100)
+    with_signal = build_batch([_wire_group([1.0, 0.0])], settings(), model.head.vocabulary)
+    and_without = build_batch(
+        [_wire_group([0.5, 0.5 + 1e-9, 0.5], 9), _wire_group([1.0, 0.0])], settings(), model.head.vocabulary
+    )
     _, expected = _fast(model, with_signal.data, _learner(model))
     _, got = _fast(model, and_without.data, _learner(model))
     assert and_without.zero_variance_groups == 1
@@ -189,11 +191,11 @@ def test_a_missing_logprob_takes_its_token_out_of_the_gradient(model: LoadedMode
     holed.inference_logprobs[0] = [1.0, 1.0, 1.0, -5.0, 1.0, -6.0]
     masked = _wire_group([1.0, 0.0])
     masked.masks[0][4] = -100
-    batch = build_batch([holed], 100)
+    batch = build_batch([holed], settings(), model.head.vocabulary)
     assert batch.missing_logprobs == 1
-    _, expected = _fast(model, build_batch([masked], 100).data, _learner(model))
+    _, expected = _fast(model, build_batch([masked], settings(), model.head.vocabulary).data, _learner(model))
     _, got = _fast(model, batch.data, _learner(model))
-    _, full = _fast(model, build_batch([complete], 100).data, _learner(model))
+    _, full = _fast(model, build_batch([complete], settings(), model.head.vocabulary).data, _learner(model))
     assert _difference(expected, got) == 0.0
     assert _difference(full, got) > 0.01
 

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_LOGPROB, ScoredData
-from trainer.advantages import centred, is_zero_variance, token_advantages
+from trainer.advantages import centred, is_zero_variance
 from trainer.batching import TrainingBatch, build_batch
+
+VOCABULARY = 50
 
 
 def _group(scores: list[float], /, **fields: Any) -> ScoredData:
@@ -26,8 +29,8 @@ def _group(scores: list[float], /, **fields: Any) -> ScoredData:
     return ScoredData.model_validate(values)
 
 
-def _batch(*groups: ScoredData, max_length: int = 100) -> TrainingBatch:
-    return build_batch(groups, max_length)
+def _batch(*groups: ScoredData, max_length: int = 100, **config: Any) -> TrainingBatch:
+    return build_batch(groups, TrainerConfig(max_token_trainer_length=max_length, **config), VOCABULARY)
 
 
 def test_a_token_is_trainable_exactly_where_the_mask_is_not_minus_100() -> None:
@@ -71,7 +74,7 @@ def test_the_first_token_never_trains() -> None:
 def test_long_sequences_are_cut_on_the_right_with_all_their_lists() -> None:
     batch = _batch(_group([1.0, 0.0]), max_length=4)
     datum = batch.data[0]
-    assert batch.truncated_sequences == 2
+    assert batch.overlong_sequences == 2
     assert datum.tokens_T.tolist() == [1, 2, 3, 4]
     assert {len(datum.trainable_T), len(datum.sampler_logprobs_T), len(datum.advantages_T)} == {4}
 
@@ -85,7 +88,8 @@ def test_a_group_of_equal_scores_gives_no_data_but_all_its_rollouts() -> None:
 
 def test_a_zeroed_sequence_keeps_its_score_in_the_baseline() -> None:
     batch = _batch(_group([1.0, 0.0], overrides=[{}, {"set_advantage_to_zero": True}]))
-    assert [datum.advantages_T[-1] for datum in batch.data] == [0.5, 0.0]
+    assert [datum.advantages_T[-1] for datum in batch.data] == [0.5]
+    assert (batch.trained_tokens, len(batch.rollouts)) == (3, 2)
 
 
 def test_given_advantages_win_over_equal_scores() -> None:
@@ -134,7 +138,7 @@ def test_foreign_meanings_of_note_keys_are_ignored() -> None:
     foreign = {"policy_version": "latest", "set_advantage_to_zero": True}
     batch = _batch(_group([1.0, 0.0], overrides=[foreign, {}]))
     assert batch.rollouts[0].policy_version is None
-    assert batch.data[0].advantages_T[-1] == 0.0
+    assert [datum.advantages_T[-1] for datum in batch.data] == [-0.5]
 
 
 @pytest.mark.parametrize(
@@ -164,4 +168,6 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(scores: list[float
 
 
 def test_a_group_of_one_has_no_advantage() -> None:
-    assert token_advantages([5.0], None, [False], [3]) == [[0.0, 0.0, 0.0]]
+    batch = _batch(_group([5.0]))
+    assert (batch.data, len(batch.rollouts)) == ([], 1)
+    assert centred([5.0]) == [0.0]

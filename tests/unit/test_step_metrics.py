@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.records import METRIC_NAMES
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from trainer.backends.base import EngineStats, StepResult
@@ -33,7 +34,7 @@ def _group(scores: list[float], overrides: list[dict[str, Any]] | None = None) -
 
 def _metrics(groups: list[ScoredData], result: StepResult | None = RESULT) -> Metrics:
     return step_metrics(
-        build_batch(groups, 100),
+        build_batch(groups, TrainerConfig(), 50),
         result,
         learning_rate=1e-3 if result else None,
         version_before=5,
