@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from hermes_rl_mcp.errors import PreflightError
-from trainer.backends.local import adapter_files
+from trainer.backends.local import adapter_files, lora
 from trainer.backends.local.base_hash import weights_sha256
 from trainer.backends.local.head import Head
 
@@ -47,6 +47,8 @@ class LoadedModel:
     """The model takes any 4-D attention mask: full attention in all layers."""
     base_sha256: str
     kv_bytes_per_token: int
+    rows: lora.RowSwitch
+    """For ``lora.only_rows``: rows of one batch with and without the adapter."""
 
     def adapter_parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.peft.parameters() if parameter.requires_grad]
@@ -126,6 +128,7 @@ def load(
         free_masks=_full_attention(text),
         base_sha256=sha256,
         kv_bytes_per_token=2 * text.num_hidden_layers * heads * width * dtype.itemsize,
+        rows=lora.install(peft),
     )
 
 
