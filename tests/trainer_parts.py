@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import httpx
 import torch
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
+from trainer.backends.base import Datum
 from trainer.backends.local.backend import LocalBackend
 from trainer.backends.local.model import LoadedModel, load
+from trainer.backends.training import AdamParams, LossSettings, StepResult, silent, train_step
 from trainer.http_server import HttpServer, listener
 from trainer.sampling_app import create_app
 from trainer.service import SamplingService
@@ -37,6 +39,17 @@ def load_model(folder: Path, *, adapter_std: float = 0.05, seed: int = 0) -> Loa
             if "lora_B" in name and adapter_std:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * adapter_std)
     return model
+
+
+def step(
+    backend: LocalBackend,
+    data: Sequence[Datum],
+    learning_rate: float,
+    loss: LossSettings = LossSettings(),
+    progress: Callable[[int, int], None] = silent,
+) -> StepResult:
+    """One whole step of the backend, unclipped by default."""
+    return train_step(backend, data, loss, AdamParams(learning_rate), progress=progress)
 
 
 def until(condition: Callable[[], bool]) -> None:

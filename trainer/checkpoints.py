@@ -75,7 +75,7 @@ class Checkpoints:
         counters = Counters.model_validate_json((folder / COUNTERS).read_text())
         if counters.step != checkpoint.step:
             raise ResumeError(f"The checkpoint {folder} contradicts itself: {COUNTERS} says step {counters.step}.")
-        self._backend.load_state(folder / ADAPTER, folder, counters.policy_version)
+        self._backend.load(folder / ADAPTER, folder, counters.policy_version)
         return counters
 
     def _prune(self) -> None:
@@ -98,8 +98,8 @@ class Checkpoints:
             "policy_version": str(counters.policy_version),
             "step": str(counters.step),
         }
-        self._backend.save_adapter(folder / ADAPTER, metadata)
-        self._backend.save_state(folder)
+        self._backend.export(folder / ADAPTER, metadata)
+        self._backend.save(folder)
         (folder / COUNTERS).write_text(counters.model_dump_json(indent=1) + "\n")
         files = {str(path.relative_to(folder)): _sync(path) for path in sorted(folder.rglob("*")) if path.is_file()}
         marker = CheckpointMarker(

@@ -165,7 +165,7 @@ class _Trainer:
         from trainer.backends.local.backend import LocalBackend
 
         self._memory_before = f"Before the model was loaded, {LocalBackend.free_memory(self._config.trainer)}."
-        self._backend = LocalBackend.load(folder, self._config.trainer, self._service.phase)
+        self._backend = LocalBackend.open(folder, self._config.trainer, self._service.phase)
         self._service.loaded(self._backend)
         return self._backend
 
@@ -239,7 +239,7 @@ class _Trainer:
                     ProgressFile(self._paths.progress),
                 ),
                 total_steps=config.total_steps,
-                preview_tokens=config.max_token_length,
+                max_token_length=config.max_token_length,
                 stopping=self._stop.event.is_set,
                 start=start,
                 earlier_rewards=rewards(self._paths.metrics) if start else (),

@@ -17,7 +17,15 @@ from typing import Protocol
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.records import Preview
-from trainer.backends.base import Backend, NonFiniteError, StepAbandonedError, StepResult
+from trainer.backends.base import Backend
+from trainer.backends.training import (
+    AdamParams,
+    LossSettings,
+    NonFiniteError,
+    StepAbandonedError,
+    StepResult,
+    train_step,
+)
 from trainer.batching import TrainingBatch, build_batch
 from trainer.checkpoints import Checkpoints, Counters
 from trainer.failures import CheckpointError, TrainingFailedError
@@ -83,20 +91,22 @@ class Loop:
         recorders: Recorders,
         *,
         total_steps: int,
-        preview_tokens: int,
+        max_token_length: int,
         stopping: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
         start: Counters | None = None,
         earlier_rewards: Sequence[float] = (),
     ) -> None:
-        """``start`` and ``earlier_rewards`` (mean reward of each earlier step) are those of a resumed run."""
+        """``max_token_length`` is the environment's budget per completion. ``start`` and ``earlier_rewards`` (mean
+        reward of each earlier step) are those of a resumed run."""
         self._config = config
         self._backend = backend
         self._source = source
         self._checkpoints = checkpoints
         self._recorders = recorders
         self._total_steps = total_steps
-        self._preview_tokens = min(preview_tokens, _PREVIEW_TOKENS)
+        self._preview_tokens = min(max_token_length, _PREVIEW_TOKENS)
+        self._loss = LossSettings.of(config, max_token_length)
         self._stopping = stopping
         self._clock = clock
         self._counters = start or Counters(step=0, optimizer_steps=0, policy_version=0, steps_without_signal=0)
@@ -157,9 +167,11 @@ class Loop:
         not_finite: NonFiniteError | None = None
         try:
             if batch.data:
-                result = self._backend.train_step(
+                result = train_step(
+                    self._backend,
                     batch.data,
-                    learning_rate,
+                    self._loss,
+                    AdamParams.of(self._config, learning_rate),
                     self._stopping,
                     lambda i, n: self._recorders.progress.say(step, "training", f"{size}, micro-batch {i} of {n}"),
                 )
@@ -227,7 +239,7 @@ class Loop:
                 result,
                 learning_rate=learning_rate,
                 version_before=version_before,
-                adapter_max_abs=result.adapter_max_abs if result else self._backend.adapter_max_abs(),
+                adapter_max_abs=result.optim.adapter_max_abs if result else self._backend.adapter_max_abs(),
                 times=StepTimes.between(now - self._step_began, self._stats, stats),
                 eval_percent_correct=self._recorders.evaluation.read(),
             )

@@ -16,7 +16,8 @@ from statistics import fmean, pstdev
 from pydantic import BaseModel
 
 from hermes_rl_mcp.contracts.records import METRIC_NAMES
-from trainer.backends.base import EngineStats, StepResult
+from trainer.backends.base import EngineStats
+from trainer.backends.training import StepResult
 from trainer.batching import Rollout, TrainingBatch
 
 Metrics = dict[str, float | None]
@@ -53,25 +54,26 @@ def step_metrics(
     scores = [rollout.score for rollout in rollouts]
     logprobs, advantages = _trained_values(batch)
     logprob_mean = _mean(logprobs)
-    training_mean = result.trainer_logprob_mean if result else None
+    found = result.found if result else None
+    training_mean = found.logprob_mean if found else None
     known = [rollout.finish_reason == "length" for rollout in rollouts if rollout.finish_reason]
     lags = [version_before - rollout.policy_version for rollout in rollouts if rollout.policy_version is not None]
     values: Metrics = {
-        "train/loss": result.loss if result else None,
+        "train/loss": found.loss if found else None,
         "train/learning_rate": learning_rate,
-        "train/grad_norm": result.grad_norm if result else None,
+        "train/grad_norm": result.optim.grad_norm if result else None,
         "train/adapter_max_abs": adapter_max_abs,
-        "train/entropy": None,
-        "train/kl_reference": None,
-        "train/clip_fraction": None,
-        "ratio/mean": None,
-        "ratio/max": None,
+        "train/entropy": found.entropy if found else None,
+        "train/kl_reference": found.kl_reference if found else None,
+        "train/clip_fraction": found.clip_fraction if found else None,
+        "ratio/mean": found.ratio_mean if found else None,
+        "ratio/max": found.ratio_max if found else None,
         "reward/mean": _mean(scores),
         "reward/std": pstdev(scores) if scores else None,
         "logprobs/mean": logprob_mean,
         "logprobs/mean_training": training_mean,
         "logprobs/diff": None if logprob_mean is None or training_mean is None else logprob_mean - training_mean,
-        "logprobs/mismatch_kl": None,
+        "logprobs/mismatch_kl": found.mismatch_kl if found else None,
         "advantages/mean": _mean(advantages),
         "advantages/std": pstdev(advantages) if advantages else None,
         "train/reward_mean": _mean(scores),
@@ -96,7 +98,9 @@ def step_metrics(
 
 def _trained_values(batch: TrainingBatch) -> tuple[list[float], list[float]]:
     """Sampler logprobs and advantages of the tokens that carried a gradient."""
-    logprobs = [value for one in batch.data for value in one.sampler_logprobs_T[one.trainable_T].tolist()]
+    logprobs = [
+        value for one in batch.data for value in one.sampler_logprobs_T[one.trainable_T & ~one.missing_T].tolist()
+    ]
     advantages = [value for one in batch.data for value in one.advantages_T[one.trainable_T].tolist()]
     return logprobs, advantages
 

@@ -76,7 +76,7 @@ def _serve(options: argparse.Namespace, home: Home, stop: StopSignal) -> None:
         config = TrainerConfig(
             device=options.device, torch_threads=options.torch_threads, sampler_max_rows=options.max_rows
         )
-        backend = LocalBackend.load(folder, config, service.phase, adapter=options.adapter)
+        backend = LocalBackend.open(folder, config, service.phase, adapter=options.adapter)
         stop.gracefully()
         service.loaded(backend)
         service.ready("serving")

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+CLIP_THRESHOLDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.9997, 1.0004)}
+"""Losses that clip, with their own bounds of the ratio."""
 
 
 class TrainerConfig(BaseModel):
@@ -38,24 +41,29 @@ class TrainerConfig(BaseModel):
     """Policy loss, see ``trainer/backends/local/losses.py``: importance_sampling, ppo (clipped ratio), cispo (clipped
     weight), dro (squared log ratio), gspo (one ratio per sequence)."""
     clip_low_threshold: float | None = Field(None, ge=0)
-    """Lowest ratio that ppo, cispo and gspo let through, absolute. Null = the loss's own: 0.8, 0.0, 0.9997."""
+    """Lowest ratio that ppo, cispo and gspo let through, absolute, at most 1. Null = the loss's own: 0.8, 0.0,
+    0.9997."""
     clip_high_threshold: float | None = Field(None, gt=0)
-    """Highest ratio, absolute. Null = the loss's own: 1.2, 4.0, 1.0004."""
+    """Highest ratio, absolute, at least 1. Null = the loss's own: 1.2, 4.0, 1.0004."""
     dro_beta: float = Field(0.05, ge=0)
     """Weight of the squared log ratio in dro."""
     loss_reduction: Literal["token_mean", "token_sum", "seq_mean", "dr_grpo"] = "token_mean"
     """``token_mean`` divides by the trained tokens of the whole optimizer step; ``token_sum`` is Tinker's; ``seq_mean``
-    averages each sequence, then the sequences; ``dr_grpo`` divides by sequences times max_token_length."""
+    averages each sequence, then the sequences; ``dr_grpo`` divides by sequences times max_token_length. Tokens and
+    sequences of groups without signal do not count."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of the distance from the base model (the adapter switched off). 0 = off."""
+    """Weight of the distance from the base model (the adapter switched off), or from the ``ref_logprobs`` that a group
+    brings. 0 = off. Groups without signal are skipped with this term, too: a batch of equal scores changes nothing."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that distance per token, with r the base's logprob minus the trainer's: -r, r squared / 2, or
-    exp(r) - r - 1."""
+    exp(r) - r - 1. In the loss k1 has no gradient on average, so take k2 or k3 there; on advantages k1 is the
+    unbiased one."""
     kl_in: Literal["loss", "advantage"] = "loss"
-    """Where it goes: a term of the loss, or a penalty on the advantages."""
+    """Where it goes: a term of the loss, or a penalty on each token's advantage."""
     importance_correction: Literal["off", "truncate", "mask"] = "off"
     """What is done about a sampler whose logprobs differ from the trainer's: weigh by the ratio cut at importance_cap,
-    or leave out what lies above the cap or below its inverse. Raw ratios are logged in any case."""
+    or leave out what lies above the cap or below its inverse. The loss's own ratio is then against the trainer's
+    logprobs and thus 1, so that ppo, cispo and gspo do not clip. Raw ratios are logged in any case."""
     importance_cap: float = Field(2.0, gt=1)
     """Largest weight of importance_correction."""
     importance_level: Literal["token", "sequence"] = "token"
@@ -67,7 +75,8 @@ class TrainerConfig(BaseModel):
     mask_truncated_completions: bool = False
     """Leave completions that ended by length out of the loss; their scores stay in the group's mean."""
     distill_coef: float = Field(0.0, ge=0)
-    """Weight of a distillation term towards the ``distill_token_ids`` and ``distill_logprobs`` that a group brings."""
+    """Weight of a distillation term: the KL from the ``distill_token_ids`` and ``distill_logprobs`` that a group
+    brings, normalised over these candidates, to the policy at temperature 1."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
     adam_eps: float = Field(1e-8, gt=0)
@@ -102,6 +111,30 @@ class TrainerConfig(BaseModel):
     wandb_group: str | None = None
     wandb_run_name: str | None = None
     """Label of the run; set to ``<environment>-<run_id>`` at start when empty."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> TrainerConfig:
+        low, high = self.clip_low_threshold, self.clip_high_threshold
+        own = CLIP_THRESHOLDS.get(self.loss_fn)
+        if own is None:
+            if low is not None or high is not None:
+                raise ValueError(
+                    f"loss_fn {self.loss_fn} does not clip: choose one of {', '.join(CLIP_THRESHOLDS)}, or leave "
+                    "clip_low_threshold and clip_high_threshold null"
+                )
+        else:
+            low, high = own[0] if low is None else low, own[1] if high is None else high
+            if not (low <= 1.0 <= high and low < high):
+                raise ValueError(
+                    f"clip_low_threshold {low:g} and clip_high_threshold {high:g} are bounds of a ratio that begins at "
+                    "1: the first must not be above it, the second not below, and they must differ"
+                )
+        if self.loss_fn == "dro" and self.importance_correction != "off":
+            raise ValueError(
+                "importance_correction takes away what dro is: its squared log ratio to the sampler would always be 0. "
+                "Set it to off, or choose another loss_fn"
+            )
+        return self
 
 
 class ServerEntry(BaseModel):

@@ -14,13 +14,15 @@ from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, settings
 
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
-from trainer.backends.base import Datum, NonFiniteError, StepAbandonedError
+from trainer.backends.base import Datum
 from trainer.backends.local.model import LoadedModel
 from trainer.backends.local.rows import build_rows, micro_batches
 from trainer.backends.local.train import Learner
+from trainer.backends.training import AdamParams, LossSettings, NonFiniteError, Reduction, StepAbandonedError
 from trainer.batching import build_batch
 
 Gradient = dict[str, torch.Tensor]
+TOKEN_MEAN = LossSettings()
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +87,16 @@ def _gradient(model: LoadedModel) -> Gradient:
     return {n: p.grad.clone() for n, p in model.peft.named_parameters() if p.grad is not None}
 
 
-def _learner(model: LoadedModel, *, tokens: int = 8192, share: bool = True, reduction: str = "token_mean") -> Learner:
-    return Learner(
-        model,
-        betas=(0.9, 0.95),
-        eps=1e-8,
-        clip_norm=1.0,
-        reduction=reduction,  # type: ignore[arg-type]
-        micro_batch_tokens=tokens,
-        share_prompts=share,
-    )
+def _learner(model: LoadedModel, *, tokens: int = 8192, share: bool = True) -> Learner:
+    return Learner(model, micro_batch_tokens=tokens, share_prompts=share)
 
 
-def _fast(model: LoadedModel, data: Sequence[Datum], learner: Learner) -> tuple[float, Gradient]:
-    loss, _ = learner.accumulate(data, lambda: False)
-    return loss, _gradient(model)
+def _fast(
+    model: LoadedModel, data: Sequence[Datum], learner: Learner, loss: LossSettings = TOKEN_MEAN
+) -> tuple[float, Gradient]:
+    learner.drop_gradients()
+    found = learner.forward_backward(data, loss)
+    return found.loss, _gradient(model)
 
 
 def _difference(one: Gradient, other: Gradient) -> float:
@@ -113,10 +110,10 @@ def _difference(one: Gradient, other: Gradient) -> float:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("tokens", [64, 100, 8192])
 def test_gradient_equals_the_naive_one_whatever_the_micro_batch_and_layout(
-    model: LoadedModel, data: list[Datum], tokens: int, share: bool, reduction: str
+    model: LoadedModel, data: list[Datum], tokens: int, share: bool, reduction: Reduction
 ) -> None:
     loss, expected = _naive(model, data, reduction)
-    fast_loss, got = _fast(model, data, _learner(model, tokens=tokens, share=share, reduction=reduction))
+    fast_loss, got = _fast(model, data, _learner(model, tokens=tokens, share=share), LossSettings(reduction=reduction))
     assert fast_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
     assert _difference(expected, got) < 1e-5
 
@@ -207,7 +204,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_optimizer_untouched(
     before = [parameter.detach().clone() for parameter in model.adapter_parameters()]
     broken = replace(data[0], sampler_logprobs_T=np.where(data[0].trainable_T, np.float32(-1e4), np.float32(0.0)))
     with pytest.raises(NonFiniteError):
-        learner.step([broken, *data[1:]], 1e-2, lambda: False)
+        learner.forward_backward([broken, *data[1:]], TOKEN_MEAN)
     assert all(torch.equal(a, b) for a, b in zip(before, model.adapter_parameters(), strict=True))
     assert not learner.optimizer.state
 
@@ -216,7 +213,7 @@ def test_an_abandoned_step_leaves_weights_untouched(model: LoadedModel, data: li
     before = [parameter.detach().clone() for parameter in model.adapter_parameters()]
     answers = iter([False, True])
     with pytest.raises(StepAbandonedError):
-        _learner(model, tokens=64).step(data, 1e-2, lambda: next(answers))
+        _learner(model, tokens=64).forward_backward(data, TOKEN_MEAN, lambda: next(answers))
     assert all(torch.equal(a, b) for a, b in zip(before, model.adapter_parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.adapter_parameters())
 
@@ -224,15 +221,9 @@ def test_an_abandoned_step_leaves_weights_untouched(model: LoadedModel, data: li
 def test_clipping_bounds_the_gradient_but_reports_its_norm_before(
     tmp_path: Path, model: LoadedModel, data: list[Datum]
 ) -> None:
-    learner = Learner(
-        load_model(build_tiny_llama(tmp_path)),
-        betas=(0.0, 0.0),
-        eps=1.0,
-        clip_norm=1e-3,
-        reduction="token_sum",
-        micro_batch_tokens=8192,
-    )
-    _, norm, *_ = learner.step(data, 1.0, lambda: False)
+    learner = Learner(load_model(build_tiny_llama(tmp_path)), micro_batch_tokens=8192)
+    learner.forward_backward(data, LossSettings(reduction="token_sum"))
+    norm = learner.optim_step(AdamParams(1.0, 0.0, 0.0, 1.0, grad_clip_norm=1e-3)).grad_norm
     assert norm > 1.0
     moved = [state["exp_avg"].norm() for state in learner.optimizer.state.values()]
     assert float(torch.stack(moved).norm()) == pytest.approx(1e-3, rel=1e-3)

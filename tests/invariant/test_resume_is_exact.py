@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_llama import build_tiny_llama
-from trainer_parts import load_model, settings
+from trainer_parts import load_model, settings, step
 
 from hermes_rl_mcp.checkpoints import inspect
 from hermes_rl_mcp.errors import PreflightError
@@ -45,8 +45,8 @@ def _step(backend: LocalBackend) -> tuple[list[list[int]], float, int]:
         )
         for at, one in enumerate(completions)
     ]
-    result = backend.train_step(data, 1e-2)
-    return [one.token_ids for one in completions], result.loss, result.policy_version
+    result = step(backend, data, 1e-2)
+    return [one.token_ids for one in completions], result.found.loss, result.policy_version
 
 
 def _checkpoints(folder: Path, backend: LocalBackend) -> Checkpoints:
@@ -88,4 +88,4 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path, backends: list[Lo
     )
     base = build_tiny_llama(tmp_path / "other", seed=9)
     with pytest.raises(PreflightError, match="other base weights"):
-        LocalBackend.load(base, settings(), lambda _: None, adapter=saved / "adapter")
+        LocalBackend.open(base, settings(), lambda _: None, adapter=saved / "adapter")

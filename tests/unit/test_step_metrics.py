@@ -12,12 +12,15 @@ import pytest
 from hermes_rl_mcp.contracts.config import TrainerConfig
 from hermes_rl_mcp.contracts.records import METRIC_NAMES
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
-from trainer.backends.base import EngineStats, StepResult
+from trainer.backends.base import EngineStats
+from trainer.backends.training import ForwardBackward, OptimStep, StepResult
 from trainer.batching import build_batch
 from trainer.metrics import JsonLines, LastEvaluation, Metrics, StepTimes, finite, step_metrics
 
 RESULT = StepResult(
-    loss=0.25, grad_norm=2.0, adapter_max_abs=0.01, trainer_logprob_mean=-0.9, policy_version=6, train_s=0.5
+    ForwardBackward(loss=0.25, tokens=4, logprob_mean=-0.9, seconds=0.25, ratio_mean=1.25, ratio_max=3.0),
+    OptimStep(grad_norm=2.0, adapter_max_abs=0.01, seconds=0.25),
+    policy_version=6,
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from diagnosis_parts import seen
 from tiny_llama import build_tiny_llama
-from trainer_parts import load_model, settings
+from trainer_parts import load_model, settings, step
 
 from hermes_rl_mcp.checkpoints import read_marker
 from hermes_rl_mcp.contracts.records import METRIC_NAMES, RolloutLine
@@ -93,7 +93,7 @@ class Rig:
             self.checkpoints,
             recorders,
             total_steps=total_steps if total_steps is not None else len(batches),
-            preview_tokens=4,
+            max_token_length=4,
             stopping=lambda: False,
         )
         return loop.run()
@@ -202,7 +202,7 @@ def test_within_a_long_step_the_micro_batches_are_counted(rig: Rig) -> None:
     seen: list[tuple[int, int]] = []
     before = rig.backend.activity
     data = build_batch(SIGNAL, settings(), rig.backend.vocabulary_size).data
-    rig.backend.train_step(data, 1e-3, progress=lambda number, of: seen.append((number, of)))
+    step(rig.backend, data, 1e-3, progress=lambda number, of: seen.append((number, of)))
     assert seen
     assert seen == [(number, len(seen)) for number in range(1, len(seen) + 1)]
     assert rig.backend.activity > before + len(seen), "the job itself counts too"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hermes_rl_mcp.contracts.sampling_api import FinishReason
+from trainer.backends.training import AdamParams, ForwardBackward, LossSettings, OptimStep
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -81,22 +82,6 @@ class Datum:
             if array is not None and array.shape != tokens.shape:
                 raise ValueError(f"{name} has shape {array.shape}, tokens_T {tokens.shape}")
         return datum
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one optimizer step did."""
-
-    loss: float
-    grad_norm: float
-    """Before clipping."""
-    adapter_max_abs: float
-    """After the step."""
-    trainer_logprob_mean: float
-    """Over the trained tokens, before the step."""
-    policy_version: int
-    """After the step."""
-    train_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,34 +198,51 @@ class Backend(Sampler, Protocol):
         """Largest GPU memory so far; None on a CPU."""
         ...
 
-    def train_step(
+    def forward_backward(
         self,
         data: Sequence[Datum],
-        learning_rate: float,
+        loss: LossSettings,
         stopping: Callable[[], bool] = ...,
         progress: Callable[[int, int], None] = ...,
-    ) -> StepResult:
-        """One optimizer step over ``data`` (not empty), then publish the new version to the sampler.
+    ) -> ForwardBackward:
+        """Add the gradient of ``data`` (each with a trained token) to what has gathered since the last ``optim_step``.
 
-        ``progress(i, n)`` is called on the compute thread before the i-th of n micro-batches.
-        Raises NonFiniteError or StepAbandonedError with the weights untouched.
+        Means and sums of the loss are over this call's data. ``progress(i, n)`` is called on the compute thread before
+        the i-th of n micro-batches. Nothing is sampled from here to ``publish``.
+        Raises NonFiniteError or StepAbandonedError; all gathered gradients are gone then and sampling goes on.
         """
         ...
 
-    def adapter_max_abs(self) -> float: ...
-    def greedy(self, prompt_ids: Sequence[int], max_tokens: int, *, adapter: bool) -> list[int]: ...
-    def save_adapter(self, folder: Path, metadata: dict[str, str]) -> None: ...
-    def save_state(self, folder: Path) -> None: ...
-    def load_state(self, adapter: Path, folder: Path, policy_version: int) -> None: ...
+    def optim_step(self, adam: AdamParams) -> OptimStep:
+        """One step along the gathered gradient, which is gone then. Raises NonFiniteError with the weights untouched;
+        sampling goes on then."""
+        ...
+
+    def publish(self) -> int:
+        """Give the weights a new version, which whatever is sampled from now on comes from. Returns it."""
+        ...
+
+    def adapter_max_abs(self) -> float:
+        """Largest absolute value in the adapter's B matrices."""
+        ...
+
+    def greedy(self, prompt_ids: Sequence[int], max_tokens: int, *, adapter: bool) -> list[int]:
+        """The likeliest tokens, with the live adapter or with the base alone."""
+        ...
+
+    def export(self, folder: Path, metadata: dict[str, str]) -> None:
+        """The adapter as a PEFT folder, with ``metadata`` as its notes."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """What training needs beside the exported adapter to go on exactly: optimizer and random state."""
+        ...
+
+    def load(self, adapter: Path, folder: Path, policy_version: int) -> None:
+        """What ``export`` and ``save`` wrote. Raises PreflightError for an adapter of another base."""
+        ...
+
     def close(self) -> None: ...
-
-
-class NonFiniteError(Exception):
-    """Loss or gradient is NaN or infinite; the step was not taken."""
-
-
-class StepAbandonedError(Exception):
-    """The caller asked to stop in the middle of a step; the step was not taken."""
 
 
 class SamplerUnavailableError(RuntimeError):

@@ -150,6 +150,10 @@ def problems(resolution: Resolution) -> list[InvalidValueError]:
                 check_value(resolution, name, field.value)
             except InvalidValueError as error:
                 found.append(error)
+    try:
+        resolution.trainer_config()
+    except InvalidValueError as error:
+        found.append(error)
     if resolution.fields["model_name"].locked:
         try:
             check_model(resolution.profile, resolution.model_name)

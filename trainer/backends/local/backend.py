@@ -1,7 +1,7 @@
 """The local backend: one model in this process that both samples and learns.
 
 Invariant: the sampler reads the live adapter; publishing new weights is raising the version on the compute thread,
-right behind the optimizer step.
+and nothing is sampled between the first gradient of a step and its publication.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -26,27 +26,20 @@ from trainer.backends.base import (
     SampleRequest,
     SampleResult,
     ScoreResult,
-    StepResult,
 )
 from trainer.backends.local import adapter_files
 from trainer.backends.local.decode import DecodeBatch, Row
 from trainer.backends.local.engine import Engine
 from trainer.backends.local.model import LoadedModel, fetch, load, pick_device
 from trainer.backends.local.train import Learner
+from trainer.backends.training import AdamParams, ForwardBackward, LossSettings, OptimStep, never, silent
 
+Result = TypeVar("Result")
 _RNG_FILE = "rng.json"
 _CUDA_CONTEXT_BYTES = 500 * 2**20
 """What the driver takes for a process, beside torch's own memory; about."""
 _CACHE_SHARE = 0.4
 """Of the memory that is free after loading, for the key-value cache."""
-
-
-def _never() -> bool:
-    return False
-
-
-def _silent(number: int, of: int) -> None:
-    """For callers that show no progress."""
 
 
 class LocalBackend:
@@ -57,14 +50,7 @@ class LocalBackend:
         self._version = version
         self._passes = 0
         """Micro-batches and greedy tokens so far; changed on the compute thread alone."""
-        self._learner = Learner(
-            model,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            clip_norm=config.grad_clip_norm,
-            reduction=config.loss_reduction,
-            micro_batch_tokens=config.micro_batch_tokens,
-        )
+        self._learner = Learner(model, micro_batch_tokens=config.micro_batch_tokens)
         self._engine = Engine(
             model,
             max_rows=config.sampler_max_rows,
@@ -74,7 +60,7 @@ class LocalBackend:
         )
 
     @classmethod
-    def load(
+    def open(
         cls, folder: Path, config: TrainerConfig, progress: Callable[[str], None], *, adapter: Path | None = None
     ) -> LocalBackend:
         """Load the base in ``folder``; with ``adapter`` that one is served, else a fresh one is trained."""
@@ -171,40 +157,47 @@ class LocalBackend:
     def score(self, ids: Sequence[int], temperature: float, top: int = 0) -> Future[ScoreResult]:
         return self._engine.run(lambda: self._score(list(ids), temperature, top), exclusive=False)
 
-    def train_step(
+    def forward_backward(
         self,
         data: Sequence[Datum],
-        learning_rate: float,
-        stopping: Callable[[], bool] = _never,
-        progress: Callable[[int, int], None] = _silent,
-    ) -> StepResult:
+        loss: LossSettings,
+        stopping: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] = silent,
+    ) -> ForwardBackward:
         def counted(number: int, of: int) -> None:
             self._passes += 1
             progress(number, of)
 
-        def step() -> StepResult:
-            loss, norm, max_abs, logprob_mean, seconds = self._learner.step(data, learning_rate, stopping, counted)
-            self._version += 1
-            return StepResult(loss, norm, max_abs, logprob_mean, self._version, seconds)
+        return self._between_samples(lambda: self._learner.forward_backward(data, loss, stopping, counted))
 
-        return self._engine.run(step, exclusive=True).result()
+    def optim_step(self, adam: AdamParams) -> OptimStep:
+        return self._between_samples(lambda: self._learner.optim_step(adam))
+
+    def publish(self) -> int:
+        def publish() -> int:
+            self._version += 1
+            return self._version
+
+        try:
+            return self._between_samples(publish)
+        finally:
+            self._engine.release()
 
     def adapter_max_abs(self) -> float:
         return self._learner.adapter_max_abs()
 
     def greedy(self, prompt_ids: Sequence[int], max_tokens: int, *, adapter: bool) -> list[int]:
-        """The likeliest tokens, with the live adapter or with the base alone."""
         return self._engine.run(lambda: self._greedy(list(prompt_ids), max_tokens, adapter), exclusive=True).result()
 
-    def save_adapter(self, folder: Path, metadata: dict[str, str]) -> None:
+    def export(self, folder: Path, metadata: dict[str, str]) -> None:
         adapter_files.save(self._model.peft, folder, metadata)
 
-    def save_state(self, folder: Path) -> None:
-        """Optimizer moments and the sampler's random state, without pickle."""
+    def save(self, folder: Path) -> None:
+        """Without pickle."""
         self._learner.save(folder)
         (folder / _RNG_FILE).write_text(json.dumps({"sampler": self._engine.random_state()}))
 
-    def load_state(self, adapter: Path, folder: Path, policy_version: int) -> None:
+    def load(self, adapter: Path, folder: Path, policy_version: int) -> None:
         def restore() -> None:
             adapter_files.check_base(adapter, self.base_sha256)
             adapter_files.restore(self._model.peft, adapter)
@@ -216,6 +209,10 @@ class LocalBackend:
 
     def close(self) -> None:
         self._engine.close()
+
+    def _between_samples(self, job: Callable[[], Result]) -> Result:
+        """Run ``job`` when no completion is under way, and begin none until ``publish`` or an error."""
+        return self._engine.run(job, exclusive=True, hold=True).result()
 
     @torch.inference_mode()
     def _score(self, ids: list[int], temperature: float, top: int) -> ScoreResult:

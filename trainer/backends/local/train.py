@@ -1,8 +1,8 @@
-"""One optimizer step on the adapter.
+"""Gradients and optimizer steps on the adapter.
 
-Invariants: the number of trained tokens is known before the first pass, so the gradient does not depend on how the
-batch is cut; only positions that predict a trained token reach the output head; weights change only if loss and
-gradient are finite.
+Invariants: what divides the loss is known before the first pass, and a sequence is whole within its micro-batch, so the
+gradient does not depend on how the batch is cut; only positions that predict a trained token reach the output head;
+weights change only if loss and gradient are finite.
 """
 
 from __future__ import annotations
@@ -11,109 +11,96 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer.backends.base import Datum, NonFiniteError, StepAbandonedError
+from trainer.backends.base import Datum
+from trainer.backends.local import losses
 from trainer.backends.local.model import LoadedModel
-from trainer.backends.local.rows import PADDING, PROMPT, TrainRow, build_rows, micro_batches
+from trainer.backends.local.rows import PADDING, PROMPT, TokenArrays, TrainRow, build_rows, micro_batches
+from trainer.backends.training import (
+    AdamParams,
+    ForwardBackward,
+    LossSettings,
+    NonFiniteError,
+    OptimStep,
+    StepAbandonedError,
+    never,
+    silent,
+)
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
 
 
-def _silent(number: int, of: int) -> None:
-    """For callers that show no progress."""
-
-
 class Learner:
-    """The adapter's parameters, their Adam state and the loss. Use from the compute thread."""
+    """The adapter's parameters, their gradients and Adam state. Use from the compute thread."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        *,
-        betas: tuple[float, float],
-        eps: float,
-        clip_norm: float,
-        reduction: Literal["token_mean", "token_sum"],
-        micro_batch_tokens: int,
-        share_prompts: bool = True,
-    ) -> None:
+    def __init__(self, model: LoadedModel, *, micro_batch_tokens: int, share_prompts: bool = True) -> None:
         self._model = model
-        self._clip_norm = clip_norm
-        self._reduction = reduction
         self._micro_batch_tokens = micro_batch_tokens
         self._share_prompts = share_prompts and model.free_masks
         self._named = {name: p for name, p in model.peft.named_parameters() if p.requires_grad}
         self._parameters = list(self._named.values())
         self._b_matrices = [p for name, p in self._named.items() if "lora_B" in name]
-        self.optimizer = torch.optim.Adam(self._parameters, lr=0.0, betas=betas, eps=eps, fused=True)
+        self.optimizer = torch.optim.Adam(self._parameters, lr=0.0, fused=True)
 
-    def accumulate(
-        self, data: Sequence[Datum], stopping: Callable[[], bool], progress: Callable[[int, int], None] = _silent
-    ) -> tuple[float, float]:
-        """Leave the gradient of the whole step in the parameters. Returns loss and mean trainer logprob."""
-        rows = build_rows(
-            data,
-            share_prompts=self._share_prompts,
-            hidden=self._model.hidden,
-            max_tokens=self._micro_batch_tokens,
-        )
-        trained = sum(len(row.targets_M) for row in rows)
-        scale = 1.0 / trained if self._reduction == "token_mean" else 1.0
-        self.optimizer.zero_grad(set_to_none=True)
-        loss_sum = logprob_sum = 0.0
-        batches = list(micro_batches(rows, self._micro_batch_tokens))
-        for number, batch in enumerate(batches, 1):
-            if stopping():
-                raise StepAbandonedError
-            progress(number, len(batches))
-            logprobs_M = self.logprobs(batch)
-            sampler_M = _flat([row.sampler_logprobs_M for row in batch], logprobs_M)
-            advantages_M = _flat([row.advantages_M for row in batch], logprobs_M)
-            loss = -(torch.exp(logprobs_M - sampler_M) * advantages_M).sum() * scale
-            loss.backward()  # type: ignore[no-untyped-call]
-            loss_sum += float(loss.detach())
-            logprob_sum += float(logprobs_M.detach().sum())
-        return loss_sum, logprob_sum / trained
-
-    def step(
+    def forward_backward(
         self,
         data: Sequence[Datum],
-        learning_rate: float,
-        stopping: Callable[[], bool],
-        progress: Callable[[int, int], None] = _silent,
-    ) -> tuple[float, ...]:
-        """Returns loss, gradient norm, adapter_max_abs, mean trainer logprob, seconds."""
+        loss: LossSettings,
+        stopping: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] = silent,
+    ) -> ForwardBackward:
+        """See ``trainer.backends.base.Backend``."""
         start = time.perf_counter()
         try:
-            loss, logprob_mean = self.accumulate(data, stopping, progress)
-            limit = self._clip_norm if self._clip_norm > 0 else math.inf
+            sums = self._accumulate(data, loss, stopping, progress)
+            if not math.isfinite(sums.read("loss")):
+                raise NonFiniteError(f"loss {sums.read('loss')}")
+        except BaseException:
+            self.drop_gradients()
+            raise
+        tokens = sum(int(datum.trainable_T.sum()) for datum in data)
+        return ForwardBackward(
+            loss=sums.read("loss"),
+            tokens=tokens,
+            logprob_mean=sums.mean("logprob", "known"),
+            seconds=time.perf_counter() - start,
+            entropy=None,
+            clip_fraction=sums.read("clipped") / tokens,
+            ratio_mean=sums.mean("ratio", "known"),
+            ratio_max=sums.read("ratio_max") if sums.read("known") else None,
+            mismatch_kl=sums.mean("mismatch", "known"),
+            kl_reference=sums.mean("kl_reference", "referenced"),
+            distill_kl=sums.mean("distill", "taught"),
+        )
+
+    def optim_step(self, adam: AdamParams) -> OptimStep:
+        """See ``trainer.backends.base.Backend``."""
+        start = time.perf_counter()
+        try:
+            limit = adam.grad_clip_norm if adam.grad_clip_norm > 0 else math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise NonFiniteError(f"loss {loss}, gradient norm {norm}")
+            if not math.isfinite(norm):
+                raise NonFiniteError(f"gradient norm {norm}")
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
+                group.update(lr=adam.learning_rate, betas=(adam.beta1, adam.beta2), eps=adam.eps)
             self.optimizer.step()
         finally:
-            self.optimizer.zero_grad(set_to_none=True)
-        return loss, norm, self.adapter_max_abs(), logprob_mean, time.perf_counter() - start
+            self.drop_gradients()
+        return OptimStep(norm, self.adapter_max_abs(), time.perf_counter() - start)
+
+    def drop_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     def logprobs(self, batch: Sequence[TrainRow]) -> Tensor:
         """Trainer logprobs of all trained tokens of the rows, in order, fp32 [M], with gradient."""
-        model, device = self._model, self._model.device
-        length = max(map(len, batch))
-        ids_BR = torch.tensor([row.tokens_R + [0] * (length - len(row)) for row in batch], device=device)
-        positions_BR = torch.tensor([row.positions_R + [0] * (length - len(row)) for row in batch], device=device)
-        hidden_BRH = model.hidden_states(ids_BR, mask=self._mask(batch, length), positions_BT=positions_BR)
-        sources = [at * length + source for at, row in enumerate(batch) for source in row.sources_M]
-        hidden_MH = hidden_BRH.flatten(0, 1).index_select(0, torch.tensor(sources, device=device))
-        targets_M = torch.tensor([target for row in batch for target in row.targets_M], device=device)
-        temperatures_M = _flat([row.temperatures_M for row in batch], hidden_MH.float())
-        return model.head.selected_logprobs(hidden_MH, targets_M, temperatures_M)
+        return self._logprobs(self._hidden(batch), TokenArrays.of(batch))
 
     def adapter_max_abs(self) -> float:
         with torch.no_grad():
@@ -135,6 +122,106 @@ class Learner:
             device = "cpu" if key == "step" and parameter.device.type == "cpu" else parameter.device
             self.optimizer.state[parameter][key] = value.to(device)
 
+    def _accumulate(
+        self,
+        data: Sequence[Datum],
+        settings: LossSettings,
+        stopping: Callable[[], bool],
+        progress: Callable[[int, int], None],
+    ) -> _Sums:
+        rows = build_rows(
+            data,
+            share_prompts=self._share_prompts,
+            hidden=self._model.hidden,
+            max_tokens=self._micro_batch_tokens,
+        )
+        if not rows:
+            raise ValueError("no sequence has a token to train on")
+        lengths_S = [int(datum.trainable_T.sum()) for datum in data]
+        weights_S = losses.sequence_weights(lengths_S, settings.reduction, settings.max_token_length)
+        sums = _Sums()
+        batches = micro_batches(rows, self._micro_batch_tokens)
+        for number, batch in enumerate(batches, 1):
+            if stopping():
+                raise StepAbandonedError
+            progress(number, len(batches))
+            arrays = TokenArrays.of(batch)
+            _check_whole(arrays, lengths_S)
+            loss = self._loss(batch, arrays, weights_S, settings, sums)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return sums
+
+    def _loss(
+        self,
+        batch: Sequence[TrainRow],
+        arrays: TokenArrays,
+        weights_S: NDArray[np.float64],
+        settings: LossSettings,
+        sums: _Sums,
+    ) -> Tensor:
+        """What the micro-batch adds to the step's loss; see ``trainer.backends.local.losses`` for the formulas."""
+        reference_M = self._reference(batch, arrays) if settings.kl_coef else None
+        hidden_MH = self._hidden(batch)
+        logprobs_M = self._logprobs(hidden_MH, arrays)
+        old_M = logprobs_M.detach()
+        known_M = ~self._tensor(arrays.missing_M)
+        sampler_M = torch.where(known_M, self._tensor(arrays.sampler_logprobs_M), old_M)
+        advantages_M = self._tensor(arrays.advantages_M)
+        if reference_M is not None and settings.kl_in == "advantage":
+            advantages_M = advantages_M - settings.kl_coef * losses.kl(old_M, reference_M, settings.kl_estimator)
+        tokens = losses.Tokens(
+            logprobs_M, sampler_M, advantages_M, self._tensor(arrays.sequences_M), sequences=len(weights_S)
+        )
+        terms = losses.policy_terms(tokens, settings)
+        loss_M = terms.loss_M
+        if reference_M is not None and settings.kl_in == "loss":
+            loss_M = loss_M + settings.kl_coef * losses.kl(logprobs_M, reference_M, settings.kl_estimator)
+        if settings.distill_coef and (arrays.distill_ids_MK >= 0).any():
+            loss_M = loss_M + settings.distill_coef * self._distillation(hidden_MH, arrays, sums)
+        weights_M = self._tensor(weights_S[arrays.sequences_M].astype(np.float32))
+        loss = (loss_M * weights_M).sum()
+        sums.add(loss=loss, clipped=terms.clipped_M)
+        sums.compare(old_M[known_M], sampler_M[known_M])
+        if reference_M is not None:
+            sums.add(kl_reference=losses.kl(old_M, reference_M, "k3"), referenced=torch.ones_like(old_M))
+        return loss
+
+    def _distillation(self, hidden_MH: Tensor, arrays: TokenArrays, sums: _Sums) -> Tensor:
+        ids_MK = self._tensor(arrays.distill_ids_MK)
+        present_MK = ids_MK >= 0
+        ones_M = torch.ones(len(ids_MK), device=ids_MK.device)
+        chosen_MK = self._model.head.chosen_logprobs(hidden_MH, ids_MK.clamp(min=0), ones_M)
+        terms_M = losses.distillation(chosen_MK, self._tensor(arrays.distill_logprobs_MK), present_MK)
+        sums.add(distill=terms_M, taught=present_MK.any(dim=1))
+        return terms_M
+
+    def _reference(self, batch: Sequence[TrainRow], arrays: TokenArrays) -> Tensor:
+        """The reference policy's logprobs, [M]: those that came with a sequence, else the base model's."""
+        given_M = self._tensor(arrays.reference_logprobs_M)
+        unknown = np.isnan(arrays.reference_logprobs_M)
+        if not unknown.any():
+            return given_M
+        with torch.no_grad(), self._model.peft.disable_adapter():
+            base_M = self._logprobs(self._hidden(batch), arrays)
+        return torch.where(self._tensor(unknown), base_M, given_M)
+
+    def _hidden(self, batch: Sequence[TrainRow]) -> Tensor:
+        """Hidden states that predict the rows' trained tokens, [M, H]."""
+        model, device = self._model, self._model.device
+        length = max(map(len, batch))
+        ids_BR = torch.tensor([row.tokens_R + [0] * (length - len(row)) for row in batch], device=device)
+        positions_BR = torch.tensor([row.positions_R + [0] * (length - len(row)) for row in batch], device=device)
+        hidden_BRH = model.hidden_states(ids_BR, mask=self._mask(batch, length), positions_BT=positions_BR)
+        sources = [at * length + source for at, row in enumerate(batch) for source in row.sources_M]
+        return hidden_BRH.flatten(0, 1).index_select(0, torch.tensor(sources, device=device))
+
+    def _logprobs(self, hidden_MH: Tensor, arrays: TokenArrays) -> Tensor:
+        targets_M, temperatures_M = self._tensor(arrays.targets_M), self._tensor(arrays.temperatures_M)
+        return self._model.head.selected_logprobs(hidden_MH, targets_M, temperatures_M)
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device)
+
     def _mask(self, batch: Sequence[TrainRow], length: int) -> Tensor:
         device = self._model.device
         branches = [row.branches_R + [PADDING] * (length - len(row)) for row in batch]
@@ -149,5 +236,34 @@ class Learner:
         return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
 
-def _flat(lists: Sequence[list[float]], like: Tensor) -> Tensor:
-    return torch.tensor([value for one in lists for value in one], dtype=torch.float32, device=like.device)
+def _check_whole(arrays: TokenArrays, lengths_S: Sequence[int]) -> None:
+    """gspo and weights of whole sequences would be silently wrong for half of one."""
+    here_S = np.bincount(arrays.sequences_M, minlength=len(lengths_S))
+    assert ((here_S == 0) | (here_S == lengths_S)).all(), "a sequence was split over micro-batches"
+
+
+class _Sums:
+    """Sums over the tokens of a step. They stay on the device until they are read: reading one waits for a GPU."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+
+    def add(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            total = value.detach().sum(dtype=torch.float64)
+            self._totals[name] = self._totals[name] + total if name in self._totals else total
+
+    def compare(self, trainer_M: Tensor, sampler_M: Tensor) -> None:
+        """Of tokens whose sampler logprob is known, before any cap."""
+        ratio_M = torch.exp(trainer_M - sampler_M)
+        mismatch_M = losses.kl(sampler_M, trainer_M, "k3")
+        self.add(logprob=trainer_M, ratio=ratio_M, mismatch=mismatch_M, known=torch.ones_like(ratio_M))
+        highest = torch.cat([ratio_M.double(), self._totals.get("ratio_max", ratio_M.new_zeros(1).double()).view(1)])
+        self._totals["ratio_max"] = highest.max()
+
+    def read(self, name: str) -> float:
+        return float(self._totals[name]) if name in self._totals else 0.0
+
+    def mean(self, name: str, count: str) -> float | None:
+        number = self.read(count)
+        return self.read(name) / number if number else None
