@@ -15,6 +15,7 @@ from trainer_parts import load_model, settings
 
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from trainer.backends.base import Datum
+from trainer.backends.local import head
 from trainer.backends.local.model import LoadedModel
 from trainer.backends.local.rows import build_rows, micro_batches
 from trainer.backends.local.train import Learner
@@ -130,7 +131,7 @@ def test_gradient_does_not_change_when_logits_are_computed_in_chunks(
     model: LoadedModel, data: list[Datum], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, expected = _fast(model, data, _learner(model))
-    monkeypatch.setattr("trainer.backends.local.head._CHUNK_ELEMENTS", 3 * model.head.vocabulary)
+    monkeypatch.setitem(head._CHUNK_ELEMENTS, "cpu", 3 * model.head.vocabulary)
     _, got = _fast(model, data, _learner(model))
     assert _difference(expected, got) < 1e-5
 

@@ -71,7 +71,7 @@ class Learner:
             tokens=tokens,
             logprob_mean=sums.mean("logprob", "known"),
             seconds=time.perf_counter() - start,
-            entropy=None,
+            entropy=sums.read("entropy") / tokens,
             clip_fraction=sums.read("clipped") / tokens,
             ratio_mean=sums.mean("ratio", "known"),
             ratio_max=sums.read("ratio_max") if sums.read("known") else None,
@@ -100,7 +100,7 @@ class Learner:
 
     def logprobs(self, batch: Sequence[TrainRow]) -> Tensor:
         """Trainer logprobs of all trained tokens of the rows, in order, fp32 [M], with gradient."""
-        return self._logprobs(self._hidden(batch), TokenArrays.of(batch))
+        return self._logprobs(self._hidden(batch), TokenArrays.of(batch))[0]
 
     def adapter_max_abs(self) -> float:
         with torch.no_grad():
@@ -162,7 +162,7 @@ class Learner:
         """What the micro-batch adds to the step's loss; see ``trainer.backends.local.losses`` for the formulas."""
         reference_M = self._reference(batch, arrays) if settings.kl_coef else None
         hidden_MH = self._hidden(batch)
-        logprobs_M = self._logprobs(hidden_MH, arrays)
+        logprobs_M, entropies_M = self._logprobs(hidden_MH, arrays)
         old_M = logprobs_M.detach()
         known_M = ~self._tensor(arrays.missing_M)
         sampler_M = torch.where(known_M, self._tensor(arrays.sampler_logprobs_M), old_M)
@@ -180,7 +180,7 @@ class Learner:
             loss_M = loss_M + settings.distill_coef * self._distillation(hidden_MH, arrays, sums)
         weights_M = self._tensor(weights_S[arrays.sequences_M].astype(np.float32))
         loss = (loss_M * weights_M).sum()
-        sums.add(loss=loss, clipped=terms.clipped_M)
+        sums.add(loss=loss, clipped=terms.clipped_M, entropy=entropies_M)
         sums.compare(old_M[known_M], sampler_M[known_M])
         if reference_M is not None:
             sums.add(kl_reference=losses.kl(old_M, reference_M, "k3"), referenced=torch.ones_like(old_M))
@@ -202,7 +202,7 @@ class Learner:
         if not unknown.any():
             return given_M
         with torch.no_grad(), self._model.peft.disable_adapter():
-            base_M = self._logprobs(self._hidden(batch), arrays)
+            base_M, _ = self._logprobs(self._hidden(batch), arrays)
         return torch.where(self._tensor(unknown), base_M, given_M)
 
     def _hidden(self, batch: Sequence[TrainRow]) -> Tensor:
@@ -215,7 +215,8 @@ class Learner:
         sources = [at * length + source for at, row in enumerate(batch) for source in row.sources_M]
         return hidden_BRH.flatten(0, 1).index_select(0, torch.tensor(sources, device=device))
 
-    def _logprobs(self, hidden_MH: Tensor, arrays: TokenArrays) -> Tensor:
+    def _logprobs(self, hidden_MH: Tensor, arrays: TokenArrays) -> tuple[Tensor, Tensor]:
+        """And entropies, which carry no gradient."""
         targets_M, temperatures_M = self._tensor(arrays.targets_M), self._tensor(arrays.temperatures_M)
         return self._model.head.selected_logprobs(hidden_MH, targets_M, temperatures_M)
 
