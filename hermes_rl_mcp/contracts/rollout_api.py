@@ -67,6 +67,35 @@ class EnvIdentifier(BaseModel):
     env_id: int
 
 
+class BegunGroups(BaseModel):
+    """Groups that an environment began when ``step`` batches were trained, counted since it registered."""
+
+    step: int = Field(ge=0)
+    begun: int = Field(ge=0)
+    given_up: int = Field(0, ge=0)
+    """Of these: failed or dropped, never to be sent."""
+    sent: int = Field(0, ge=0)
+    """Of these: sent, and the answer has come."""
+
+
+class EnvReport(BaseModel):
+    """Ours, as JSON in ``GET /status-env?env_id=N&report=...``: what an environment has under way. The answer then
+    has ``room``, and may be waited for."""
+
+    env_id: int
+    max_batches_offpolicy: int = Field(ge=0)
+    last_step: int
+    """Steps that it makes groups for."""
+    groups: list[BegunGroups] = Field(default_factory=list, max_length=1000)
+    """Steps of which nothing is under way may be missing."""
+    wants: bool = True
+    """It would begin groups now if there were room."""
+    known_step: int | None = None
+    """The ``current_step`` that it knows."""
+    wait_s: float = Field(0.0, ge=0, le=60)
+    """Answer only when there is room and it wants some, or the step is another; at the latest after this long."""
+
+
 class ScoredData(BaseModel):
     """One group of G sequences. Unknown keys are dropped, absent ones are null: 14 keys always go out."""
 
@@ -107,8 +136,22 @@ class SequenceNotes(BaseModel):
     set_advantage_to_zero: bool = False
 
 
+class GroupNotes(BaseModel):
+    """Keys that our environments add to ``ScoredData.group_overrides``."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    group_id: str | None = None
+    """Makes groups that happen to hold the same samples differ."""
+    begun_step: int | None = Field(None, ge=0)
+    """Batches that were trained when its sampling began."""
+    max_batches_offpolicy: int | None = Field(None, ge=0)
+    """It is not to be trained on later than that many batches behind ``begun_step``."""
+
+
 class BatchReply(BaseModel):
-    """``GET /batch``. ``batch`` is null while no batch is complete. ``lease_id`` only when ``?lease=1`` was asked."""
+    """``GET /batch``. ``batch`` is null while no batch is complete. ``lease_id`` only when ``?lease=1`` was asked; with
+    ``&wait_s=0.5`` the answer may take so long if it is null (ours, at most 60)."""
 
     batch: list[ScoredData] | None
     lease_id: str | None = None
@@ -143,6 +186,8 @@ class StatusEnvReply(BaseModel):
     env_weight: float
     batches_out: int = 0
     """Ours: batches under lease, being trained; neither in ``queue_size`` nor yet in ``current_step``."""
+    room: int | None = None
+    """Ours, and only in answer to an ``EnvReport``: groups that may be begun now."""
 
 
 class InfoReply(BaseModel):

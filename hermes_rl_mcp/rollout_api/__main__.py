@@ -28,6 +28,7 @@ from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.rollout_api.app import create_app
 from hermes_rl_mcp.rollout_api.journal import Journal
 from hermes_rl_mcp.rollout_api.limits import MIB, Limits
+from hermes_rl_mcp.rollout_api.news import News
 from hermes_rl_mcp.rollout_api.rollouts import Rollouts
 from hermes_rl_mcp.rollout_api.serving import adopt, listen, serve
 
@@ -67,9 +68,12 @@ def _run(arguments: argparse.Namespace) -> None:
     )
     journal = Journal(settings.journal) if settings.journal else None
     rollouts = Rollouts(Limits(queue_bytes=arguments.queue_limit_mib * MIB), journal=journal)
-    app = create_app(rollouts, nonce=settings.nonce, path_prefix=settings.path_prefix, any_host=arguments.allow_remote)
+    news = News()
+    app = create_app(
+        rollouts, nonce=settings.nonce, path_prefix=settings.path_prefix, any_host=arguments.allow_remote, news=news
+    )
     try:
-        asyncio.run(serve(app, sock))
+        asyncio.run(serve(app, sock, news.close))
     finally:
         if journal:
             journal.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -25,16 +26,19 @@ from hermes_rl_mcp.contracts.rollout_api import (
     AcknowledgeRequest,
     CheckpointedRequest,
     EnvIdentifier,
+    EnvReport,
     RegisterEnv,
     Registration,
     RegistrationReply,
+    StatusEnvReply,
 )
 from hermes_rl_mcp.errors import NotFoundError
 from hermes_rl_mcp.rollout_api.bodies import BadGzipError, BodyTooLargeError, inflate, is_gzip, read_body
-from hermes_rl_mcp.rollout_api.delivery import StoredJSON
+from hermes_rl_mcp.rollout_api.delivery import StoredJSON, until_gone
 from hermes_rl_mcp.rollout_api.env_status import env_status
 from hermes_rl_mcp.rollout_api.groups import FieldError, Group, decode_many, decode_one
 from hermes_rl_mcp.rollout_api.guard import Guard
+from hermes_rl_mcp.rollout_api.news import News
 from hermes_rl_mcp.rollout_api.repetitions import Submission
 from hermes_rl_mcp.rollout_api.rollouts import Rollouts, TrainerNotRegisteredError, UnavailableError
 from hermes_rl_mcp.rollout_api.state import BatchOut
@@ -57,6 +61,8 @@ EMPTY_EXAMPLE: dict[str, list[object]] = {
     )
 }
 
+LONGEST_WAIT_S = 60.0
+
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
 
@@ -69,9 +75,12 @@ class _RegisterEnv(RegisterEnv):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
-def create_app(rollouts: Rollouts, *, nonce: str = "", path_prefix: str = "", any_host: bool = False) -> Starlette:
-    """``any_host``: also answer requests that name another host than loopback (the person asked for it)."""
-    rim = _Rim(rollouts, nonce)
+def create_app(
+    rollouts: Rollouts, *, nonce: str = "", path_prefix: str = "", any_host: bool = False, news: News | None = None
+) -> Starlette:
+    """``any_host``: also answer requests that name another host than loopback (the person asked for it). ``news``: to
+    end the requests that wait, when the server ends."""
+    rim = _Rim(rollouts, nonce, news or News())
     table: list[tuple[str, Sequence[str], Callable[[Request], object]]] = [
         ("/", ["GET"], rim.root),
         ("/health", ["GET"], rim.health),
@@ -118,9 +127,11 @@ class _Rim:
     """The endpoints. Threads beside the loop: two decode (one can inflate while the other parses), one compresses. Only
     the loop touches the state."""
 
-    def __init__(self, rollouts: Rollouts, nonce: str) -> None:
+    def __init__(self, rollouts: Rollouts, nonce: str, news: News) -> None:
         self._rollouts = rollouts
         self._nonce = nonce
+        self._news = news
+        rollouts.changed = news.tell
         self._decoder = ThreadPoolExecutor(2, thread_name_prefix="decode")
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix="compress")
 
@@ -158,7 +169,9 @@ class _Rim:
     async def batch(self, request: Request) -> Response | StoredJSON:
         leased = request.query_params.get("lease", "").lower() in ("1", "true")
         try:
-            batch = self._rollouts.hand_out(leased=leased)
+            batch = await self._when_found(
+                request, lambda: self._rollouts.hand_out(leased=leased), _wait_s(request.query_params.get("wait_s"))
+            )
         except TrainerNotRegisteredError as error:
             # Atropos answers 200; who asks for a lease is ours and must not take the empty list for a batch.
             body = {"status": "error", "message": str(error), "batch": []}
@@ -166,6 +179,17 @@ class _Rim:
         if batch is None:
             return JSONResponse({"batch": None, "lease_id": None} if leased else {"batch": None})
         return self._deliver(batch)
+
+    async def _when_found(self, request: Request, look: Callable[[], Result | None], wait_s: float) -> Result | None:
+        """What ``look`` finds, within ``wait_s`` and while the client is there."""
+        found = look()
+        if found is not None or wait_s <= 0:
+            return found
+        gone = asyncio.ensure_future(until_gone(request.receive))
+        try:
+            return await self._news.until(look, wait_s, gone)
+        finally:
+            gone.cancel()
 
     def _deliver(self, batch: BatchOut) -> StoredJSON:
         def on_end(complete: bool) -> None:
@@ -229,7 +253,29 @@ class _Rim:
                 env_id = EnvIdentifier.model_validate({"env_id": asked}).env_id
             except ValidationError as error:
                 raise FieldError.of(error) from None
-        return _reply(env_status(self._rollouts, env_id))
+        report = request.query_params.get("report")
+        if report is None:
+            return _reply(env_status(self._rollouts, env_id), exclude_none=True)
+        return await self._status_by_report(request, env_id, report)
+
+    async def _status_by_report(self, request: Request, env_id: int, text: str) -> Response:
+        try:
+            report = EnvReport.model_validate_json(text)
+        except ValidationError as error:
+            raise FieldError.of(error) from None
+        if report.env_id != env_id:
+            raise FieldError.one(("report", "env_id"), f"is {report.env_id}, but env_id is {env_id}")
+        env_status(self._rollouts, env_id, report)  # refuses an unknown id
+        if self._rollouts.pace.report(report):
+            self._news.tell()
+
+        def look() -> StatusEnvReply | None:
+            status = env_status(self._rollouts, env_id, report)
+            news = status.current_step != report.known_step or (report.wants and status.room)
+            return status if news else None
+
+        found = await self._when_found(request, look, report.wait_s)
+        return _reply(found or env_status(self._rollouts, env_id, report))
 
     # Everybody
 
@@ -264,6 +310,17 @@ class _Rim:
     def on_unavailable(self, _: Request, error: Exception) -> Response:
         retry = {"retry-after": str(self._rollouts.limits.retry_after_s)}
         return JSONResponse({"detail": str(error)}, status_code=503, headers=retry)
+
+
+def _wait_s(asked: str | None) -> float:
+    """As asked, within reason. Raises FieldError."""
+    try:
+        wait_s = float(asked or 0)
+    except ValueError:
+        wait_s = math.nan
+    if not 0 <= wait_s <= LONGEST_WAIT_S:
+        raise FieldError.one(("wait_s",), f"is {asked!r}; it must be 0 to {LONGEST_WAIT_S:g} seconds")
+    return wait_s
 
 
 def _reply(model: BaseModel, *, exclude_none: bool = False) -> Response:

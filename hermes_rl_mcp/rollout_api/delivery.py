@@ -46,7 +46,7 @@ class StoredJSON:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         complete = False
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         try:
             complete = await self._write(scope, send, gone)
         finally:
@@ -78,7 +78,8 @@ class StoredJSON:
         return True
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -5,7 +5,9 @@ Invariant: every number is finite and in its range, whatever weights and minimum
 
 from __future__ import annotations
 
-from hermes_rl_mcp.contracts.rollout_api import RegisterEnv, StatusEnvReply
+import math
+
+from hermes_rl_mcp.contracts.rollout_api import EnvReport, RegisterEnv, StatusEnvReply
 from hermes_rl_mcp.errors import NotFoundError
 from hermes_rl_mcp.rollout_api.rollouts import Rollouts
 
@@ -15,8 +17,9 @@ MIN_WEIGHT = 0.01
 """Floor of ``env_weight``, so that no environment is starved altogether."""
 
 
-def env_status(rollouts: Rollouts, env_id: int) -> StatusEnvReply:
-    """Raises NotFoundError for an id that /register-env never gave. Counts as a sign of life."""
+def env_status(rollouts: Rollouts, env_id: int, report: EnvReport | None = None) -> StatusEnvReply:
+    """Raises NotFoundError for an id that /register-env never gave, or with a report that has been taken back. Counts
+    as a sign of life. ``report`` must be in the ledgers already."""
     state = rollouts.state
     if not 0 <= env_id < len(state.environments):
         raise NotFoundError(
@@ -26,6 +29,8 @@ def env_status(rollouts: Rollouts, env_id: int) -> StatusEnvReply:
     rollouts.heard_of(env_id)
     own = state.environments[env_id].request
     live = rollouts.live()
+    if report is not None and env_id not in live:
+        raise NotFoundError(f"Environment {env_id} has said goodbye.", hint="POST /register-env again.")
     queued: dict[int | None, int] = {}
     largest = 1
     for group in state.queued():
@@ -42,7 +47,38 @@ def env_status(rollouts: Rollouts, env_id: int) -> StatusEnvReply:
         max_group_size=largest,
         env_weight=_weight(own, list(live.values())),
         batches_out=rollouts.batches_out,
+        room=None if report is None else _room(rollouts, report, live, _weight(own, list(live.values()))),
     )
+
+
+def _room(rollouts: Rollouts, report: EnvReport, live: dict[int, RegisterEnv], weight: float) -> int:
+    """Groups that the environment may begin now."""
+    state, registration = rollouts.state, rollouts.state.registration
+    if registration is None or rollouts.crowded or rollouts.awaits_reports():
+        return 0
+    batch_size, size = registration.batch_size, live[report.env_id].group_size
+    sizes = {env_id: request.group_size for env_id, request in live.items()}
+    have = _sequences_by_owner(rollouts, sizes)
+    stored = sum(group.size for group in state.stored())
+    free = rollouts.pace.room(sizes, stored, out=rollouts.batches_out, batch_size=batch_size)
+    left = (report.last_step - state.step - rollouts.batches_out) * batch_size - sum(have.values())
+    shares = rollouts.minimums(batch_size)
+    kept = sum(max(0, least - have.get(env_id, 0)) for env_id, least in shares.items() if env_id != report.env_id)
+    groups = min(free - kept, left) // size
+    if groups > 0:
+        return max(1, math.ceil(groups * weight)) if len(live) > 1 else groups
+    stuck = left >= size and not rollouts.batches_out and not rollouts.pace.under_way(sizes) and not rollouts.ready
+    return int(stuck)
+
+
+def _sequences_by_owner(rollouts: Rollouts, sizes: dict[int, int]) -> dict[int | None, int]:
+    """Stored and under way."""
+    have: dict[int | None, int] = {}
+    for group in rollouts.state.stored():
+        have[group.env_id] = have.get(group.env_id, 0) + group.size
+    for env_id, size in sizes.items():
+        have[env_id] = have.get(env_id, 0) + sum(one.sequences for one in rollouts.pace.under_way({env_id: size}))
+    return have
 
 
 def _weight(own: RegisterEnv, live: list[RegisterEnv]) -> float:
@@ -69,8 +105,8 @@ def _pressure(rollouts: Rollouts, group_size: int) -> int:
 
     Not larger than the rest of the training: an environment that reads more groups than it will ever need, ends.
     """
-    state, limits = rollouts.state, rollouts.limits
-    if state.live_bytes * 2 < limits.queue_bytes and state.live_groups * 2 < limits.queue_groups:
+    state = rollouts.state
+    if not rollouts.crowded:
         return 0
     if state.registration is None:
         return state.live_groups

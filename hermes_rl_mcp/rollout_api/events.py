@@ -113,6 +113,13 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """Waiting groups that are too old to be trained on go, or a whole batch that came back."""
+
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reset:
     """Back to a fresh server."""
 
@@ -140,6 +147,7 @@ Event: TypeAlias = (
     | Acknowledged
     | Kept
     | Forgotten
+    | Expired
     | Reset
     | Counted
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from hermes_rl_mcp.contracts.rollout_api import MASKED, TRAINED_FLAG, ScoredData
+from hermes_rl_mcp.contracts.rollout_api import MASKED, TRAINED_FLAG, GroupNotes, ScoredData
 from hermes_rl_mcp.errors import InvalidValueError
 
 MAX_GROUPS = 4096
@@ -48,6 +48,10 @@ class Group:
     raw: bytes
     size: int
     env_id: int | None
+    begun: int | None = None
+    """Batches that were trained when it was begun."""
+    allowed: int | None = None
+    """Batches that may be trained between; with ``begun`` it says until when the group is good."""
 
 
 class FieldError(InvalidValueError):
@@ -110,7 +114,7 @@ def _exact(body: bytes) -> Group | None:
         return None
     _refuse_faulty(data, ())
     absent = b"".join(b',"%s":null' % name.encode() for name in ScoredData.model_fields.keys() - data.model_fields_set)
-    return Group(raw=body[:-1] + absent + b"}", size=len(data.tokens), env_id=data.env_id)
+    return Group(body[:-1] + absent + b"}", len(data.tokens), data.env_id, *_age(data))
 
 
 def _strings(body: bytes) -> Iterator[bytes]:
@@ -126,7 +130,16 @@ def _strings(body: bytes) -> Iterator[bytes]:
 
 def _group(data: ScoredData, where: Location) -> Group:
     _refuse_faulty(data, where)
-    return Group(raw=_ONE.dump_json(data), size=len(data.tokens), env_id=data.env_id)
+    return Group(_ONE.dump_json(data), len(data.tokens), data.env_id, *_age(data))
+
+
+def _age(data: ScoredData) -> tuple[int | None, int | None]:
+    """Other people's environments may use these keys for something else; then they say nothing."""
+    try:
+        notes = GroupNotes.model_validate(data.group_overrides or {}, strict=True)
+    except ValidationError:
+        return None, None
+    return notes.begun_step, notes.max_batches_offpolicy
 
 
 def _refuse_faulty(data: ScoredData, where: Location) -> None:

@@ -17,7 +17,7 @@ from hermes_rl_mcp.contracts.rollout_api import RegisterEnv, Registration
 from hermes_rl_mcp.rollout_api import events
 from hermes_rl_mcp.rollout_api.groups import Group
 
-VERSION = 1
+VERSION = 2
 """Rises when an earlier program would misread a journal. It stands in the first line."""
 
 _PREFIX = b'{"crc":"%08x",'
@@ -64,7 +64,10 @@ def _summed(body: list[bytes]) -> list[bytes]:
 def _body(event: events.Event) -> list[bytes]:
     match event:
         case events.Submitted(digest, groups):
-            table = [[p.seq, p.buffered, p.group.env_id, p.group.size, len(p.group.raw)] for p in groups]
+            table = [
+                [p.seq, p.buffered, p.group.env_id, p.group.size, len(p.group.raw), p.group.begun, p.group.allowed]
+                for p in groups
+            ]
             head = _json({"kind": "submitted", "digest": digest, "groups": table})[1:-1]
             raws = [part for placed in groups for part in (placed.group.raw, b",")][:-1]
             return [head, _DATA, *raws, b"]}\n"]
@@ -74,6 +77,8 @@ def _body(event: events.Event) -> list[bytes]:
             fields = {"kind": "env_registered", "request": request.model_dump(), "wandb_name": wandb_name}
         case events.Released(env_id, seqs):
             fields = {"kind": "released", "env_id": env_id, "seqs": seqs}
+        case events.Expired(seqs):
+            fields = {"kind": "expired", "seqs": seqs}
         case events.HandedOut(batch_id, leased, seqs):
             fields = {"kind": "handed_out", "batch_id": batch_id, "leased": leased, "seqs": seqs}
         case events.Kept(batch_id, step, seqs):
@@ -114,6 +119,8 @@ def _event(kind: str, fields: dict[str, Any]) -> events.Event | None:
             return events.EnvRegistered(RegisterEnv(**fields.pop("request")), **fields)
         case "released":
             return events.Released(fields["env_id"], tuple(fields["seqs"]))
+        case "expired":
+            return events.Expired(tuple(fields["seqs"]))
         case "handed_out":
             return events.HandedOut(fields["batch_id"], fields["leased"], tuple(fields["seqs"]))
         case "kept":
@@ -131,8 +138,8 @@ def _submitted(body: bytes) -> events.Submitted:
     head: dict[str, Any] = json.loads(b"{" + body[:at] + b"}")
     at += len(_DATA)
     groups = []
-    for seq, buffered, env_id, size, length in head["groups"]:
-        groups.append(events.Placed(seq, Group(body[at : at + length], size, env_id), buffered))
+    for seq, buffered, env_id, size, length, *age in head["groups"]:  # no age in version 1
+        groups.append(events.Placed(seq, Group(body[at : at + length], size, env_id, *age), buffered))
         at += length + 1
     return events.Submitted(head["digest"], tuple(groups))
 

@@ -33,6 +33,9 @@ class Limits:
     environment_silent_s: float = 120.0
     """Without contact for so long an environment counts as gone. They poll ten times a second, but an evaluation can
     keep one from polling for a while."""
+    report_after_restart_s: float = 10.0
+    """For so long after a restart no environment is given room before all have said what they have under way. They try
+    again within 2 s."""
     duplicate_window_s: float = 150.0
     """A client repeats a post whose answer it did not get: Atropos' BaseEnv three times in about 3 s, our environments
     every 30 s (their timeout) for 120 s."""

@@ -28,6 +28,7 @@ from hermes_rl_mcp.rollout_api.batches import choose_batch, exact_subset, minimu
 from hermes_rl_mcp.rollout_api.groups import FieldError, Group
 from hermes_rl_mcp.rollout_api.journal import Journal
 from hermes_rl_mcp.rollout_api.limits import Limits
+from hermes_rl_mcp.rollout_api.pacing import Pace, in_order, must_wait, too_late
 from hermes_rl_mcp.rollout_api.repetitions import Repetitions, Submission
 from hermes_rl_mcp.rollout_api.state import BatchOut, State
 
@@ -64,12 +65,16 @@ class Rollouts:
         self.limits = limits or Limits()
         self.state = State()
         self.refused = 0
+        self.pace = Pace()
+        self.changed: Callable[[], None] = lambda: None
+        """Called after every change of the state."""
         self._journal = journal
         self._clock = clock
         self._new_id = new_id
         self._repetitions = Repetitions(self.limits, clock)
         self._handed_at: dict[str, float] = {}
         self._contacts: dict[int, float] = {}
+        self._restored_at = -math.inf
         self._next_warning = -math.inf
         self._warned_of_kept = False
         if journal:
@@ -81,7 +86,7 @@ class Rollouts:
             if isinstance(event, events.Submitted):
                 self._repetitions.remember(event.digest, Submission(len(event.groups), 0, 0))
         journal.start()
-        now = self._clock()
+        now = self._restored_at = self._clock()
         self._handed_at = dict.fromkeys(self.state.out, now)
         self._take_back(batch for batch in self.state.out.values() if not batch.leased)
         for env_id in list(self.state.buffers):
@@ -105,11 +110,13 @@ class Rollouts:
                 if already_true:
                     log.error("The journal cannot be written (%s); after a restart this batch may come again", error)
                     self.state.apply(event)
+                    self.changed()
                     return
                 raise UnavailableError(
                     f"The journal cannot be written: {error}.", hint="Free some disk space; nothing was stored."
                 ) from error
         self.state.apply(event)
+        self.changed()
 
     def _tidy_journal(self) -> None:
         if self._journal and self._journal.needs_rewrite(self.state.live_bytes + self.state.kept_bytes):
@@ -175,6 +182,7 @@ class Rollouts:
             self._commit(events.Started())
         if leased:
             self._take_back(self._overdue())
+        self._expire()
         seqs = self._next(registration.batch_size)
         if seqs is None:
             return None
@@ -186,17 +194,44 @@ class Rollouts:
     def _next(self, batch_size: int) -> tuple[int, ...] | None:
         if self.state.again:
             return tuple(self.state.again[0].groups)
-        seqs, groups = list(self.state.queue), list(self.state.queue.values())
+        seqs = in_order(self.state.queue)
+        groups = [self.state.queue[seq] for seq in seqs]
         chosen = choose_batch(
             [group.size for group in groups],
             [group.env_id for group in groups],
             batch_size,
-            self._minimums(batch_size),
+            self.minimums(batch_size),
         )
         if chosen is None:
             self._warn_if_stuck(groups, batch_size)
             return None
+        left = [group for index, group in enumerate(groups) if index not in set(chosen)]
+        under_way = [] if self.crowded else self.pace.under_way(self.group_sizes())
+        if must_wait(self._next_number, batch_size, left, under_way):
+            return None
         return tuple(seqs[index] for index in chosen)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a batch can be handed out."""
+        batch_size = self.state.batch_size
+        return batch_size is not None and self._next(batch_size) is not None
+
+    @property
+    def _next_number(self) -> int:
+        """Of the batch that is made next, counted from 0."""
+        return self.state.step + self.batches_out
+
+    @property
+    def crowded(self) -> bool:
+        """Half of what can be stored is in use: time that the trainer takes some of it."""
+        state, limits = self.state, self.limits
+        return state.live_bytes * 2 >= limits.queue_bytes or state.live_groups * 2 >= limits.queue_groups
+
+    def _expire(self) -> None:
+        if gone := too_late(self.state.queue, [batch.groups for batch in self.state.again], self._next_number):
+            log.warning("%d groups are too old for batch %d (max_batches_offpolicy)", len(gone), self._next_number + 1)
+            self._commit(events.Expired(gone))
 
     def _warn_if_stuck(self, groups: Sequence[Group], batch_size: int) -> None:
         sequences, now = sum(group.size for group in groups), self._clock()
@@ -208,7 +243,7 @@ class Rollouts:
             sequences,
             sorted({group.size for group in groups}),
             batch_size,
-            self._minimums(batch_size) or "of no environment",
+            self.minimums(batch_size) or "of no environment",
         )
 
     def written(self, batch_id: str) -> None:
@@ -310,6 +345,7 @@ class Rollouts:
         if not 0 <= env_id < len(self.state.environments):
             return False
         if self.state.environments[env_id].connected:
+            self.pace.forget(env_id)
             self._commit(events.EnvDisconnected(env_id))
         return True
 
@@ -328,7 +364,20 @@ class Rollouts:
             if environment.connected and self._contacts.get(env_id, -math.inf) >= since
         }
 
-    def _minimums(self, batch_size: int) -> dict[int, int]:
+    def group_sizes(self) -> dict[int, int]:
+        """Of the live environments, by id."""
+        return {env_id: request.group_size for env_id, request in self.live().items()}
+
+    def awaits_reports(self) -> bool:
+        """Shortly after a restart: environments of the journal may have groups under way, and have not said so."""
+        now = self._clock()
+        if now - self._restored_at > self.limits.report_after_restart_s:
+            return False
+        connected = {env_id for env_id, one in enumerate(self.state.environments) if one.connected}
+        return bool(connected - self._contacts.keys())
+
+    def minimums(self, batch_size: int) -> dict[int, int]:
+        """Sequences that a batch must have of an environment."""
         shares = {
             env_id: (request.min_batch_allocation, request.group_size)
             for env_id, request in self.live().items()
@@ -350,6 +399,7 @@ class Rollouts:
             for offset, group in enumerate(groups)
         )
         self._commit(events.Submitted(digest, placed))
+        self.pace.received(groups)
         buffers = [p.group.env_id for p in placed if p.buffered and p.group.env_id is not None]
         for env_id in dict.fromkeys(buffers):
             self._release(env_id)
@@ -395,6 +445,7 @@ class Rollouts:
 
     def reset(self) -> None:
         self._commit(events.Reset())
+        self.pace.forget()
         self._repetitions.clear()
         self._handed_at.clear()
         self._contacts.clear()

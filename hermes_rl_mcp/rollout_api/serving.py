@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import signal
 import socket
+from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -61,8 +62,8 @@ def adopt(fd: int) -> socket.socket:
     return sock
 
 
-async def serve(app: ASGIApp, sock: socket.socket) -> None:
-    """Until SIGTERM or SIGINT."""
+async def serve(app: ASGIApp, sock: socket.socket, on_stop: Callable[[], None] = lambda: None) -> None:
+    """Until SIGTERM or SIGINT; ``on_stop`` is called as soon as one arrives."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -79,6 +80,7 @@ async def serve(app: ASGIApp, sock: socket.socket) -> None:
 
     def stop() -> None:
         server.should_exit = True
+        on_stop()
 
     # The server has handlers of its own, and raises the signal again once it has ended. These here take that one, else
     # the exit status would be that of a kill; and they take a signal that comes before the server's are in place.

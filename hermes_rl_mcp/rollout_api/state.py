@@ -82,6 +82,12 @@ class State:
             yield from batch.groups.values()
         yield from self.queue.values()
 
+    def stored(self) -> Iterator[Group]:
+        """All that is neither out nor trained."""
+        yield from self.queued()
+        for buffer in self.buffers.values():
+            yield from buffer.values()
+
     @property
     def batch_size(self) -> int | None:
         return self.registration.batch_size if self.registration else None
@@ -180,6 +186,15 @@ class State:
     def _(self, event: events.Forgotten) -> None:
         for step in [step for step in self.kept if step <= event.step]:
             self.kept_bytes -= self.kept.pop(step).size_bytes
+
+    @apply.register
+    def _(self, event: events.Expired) -> None:
+        gone = set(event.seqs)
+        for seq in gone & self.queue.keys():
+            self.live_bytes -= len(self.queue.pop(seq).raw)
+        for batch in [batch for batch in self.again if gone & batch.groups.keys()]:
+            self.live_bytes -= batch.size_bytes
+            self.again.remove(batch)
 
     @apply.register
     def _(self, event: events.Reset) -> None:

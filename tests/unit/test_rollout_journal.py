@@ -48,6 +48,8 @@ EVERY_KIND: list[events.Event] = [
     events.Acknowledged("c", retain=True),
     events.Kept("c", 7, (3, 4)),
     events.Forgotten(7),
+    events.Submitted("d3", (events.Placed(2, Group(RAW, 4, 0, begun=17, allowed=1), False),)),
+    events.Expired((2, 5)),
     events.Counted(7, 8, 9, ("b", "c")),
     events.Reset(),
 ]
