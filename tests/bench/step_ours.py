@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from models import prompt
 from report import Memory, extra_memory
@@ -67,11 +68,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, extra_memory() as memory:
         source = _Source(backend, ids, options, wait, answer, memory)
         answer({"ready": True})
-        _loop(Path(folder), backend, source, config).run()
+        _loop(Path(folder), backend, source, config, options.new_tokens).run()
     backend.close()
 
 
-def _loop(folder: Path, backend: object, source: _Source, config: TrainerConfig) -> object:
+def _loop(folder: Path, backend: Any, source: _Source, config: TrainerConfig, max_tokens: int) -> Any:
     from trainer.checkpoints import Checkpoints
     from trainer.loop import Loop, Recorders
     from trainer.metrics import JsonLines, LastEvaluation
@@ -92,7 +93,7 @@ def _loop(folder: Path, backend: object, source: _Source, config: TrainerConfig)
         checkpoints,
         recorders,
         total_steps=10**6,
-        preview_tokens=4,
+        max_token_length=max_tokens,
         stopping=lambda: source.over,
     )
 
@@ -102,7 +103,7 @@ class _Source:
 
     def __init__(
         self,
-        backend: object,
+        backend: Any,
         ids: list[int],
         options: argparse.Namespace,
         wait: Callable[[], bool],
@@ -157,7 +158,7 @@ class _Source:
 
         size, new = self._options.group, self._options.new_tokens
         request = SampleRequest(tuple(self._ids), n=size, max_tokens=new)
-        completions = self._backend.submit(request).result().completions  # type: ignore[attr-defined]
+        completions = self._backend.submit(request).result().completions
         assert all(len(completion.token_ids) == new for completion in completions)
         count = len(self._ids)
         return ScoredData(
