@@ -65,6 +65,7 @@ def step_metrics(
         "train/adapter_max_abs": adapter_max_abs,
         "train/entropy": found.entropy if found else None,
         "train/kl_reference": found.kl_reference if found else None,
+        "train/distill_kl": found.distill_kl if found else None,
         "train/clip_fraction": found.clip_fraction if found else None,
         "ratio/mean": found.ratio_mean if found else None,
         "ratio/max": found.ratio_max if found else None,

@@ -15,6 +15,7 @@ METRIC_NAMES: dict[str, str] = {
     "train/adapter_max_abs": "largest absolute value in the LoRA B matrices",
     "train/entropy": "mean entropy of the policy over trained tokens before the step, nats, at their temperature",
     "train/kl_reference": "mean k3 estimate of the distance from the base model; null unless kl_coef is set",
+    "train/distill_kl": "mean distance from the teacher over its candidates, nats; null unless distill_coef is set",
     "train/clip_fraction": "trained tokens whose ratio the loss clipped, or importance_correction cut or left out",
     "ratio/mean": "mean of exp(trainer logprob - sampler logprob) over trained tokens, before any cap",
     "ratio/max": "largest of these ratios",
@@ -23,7 +24,8 @@ METRIC_NAMES: dict[str, str] = {
     "logprobs/mean": "mean sampler logprob of trained tokens, nats",
     "logprobs/mean_training": "mean trainer logprob of the same tokens before the step, nats",
     "logprobs/diff": "logprobs/mean - logprobs/mean_training",
-    "logprobs/mismatch_kl": "mean k3 estimate of the distance between trainer and sampler on the same weights, nats",
+    "logprobs/mismatch_kl": "mean k3 estimate of the distance between sampler and trainer, nats; at policy/lag 0 that of "
+    "their arithmetic alone",
     "advantages/mean": "mean advantage over trained tokens",
     "advantages/std": "population standard deviation of the advantage over trained tokens",
     "train/reward_mean": "same as reward/mean; the original's name",

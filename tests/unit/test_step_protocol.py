@@ -132,6 +132,18 @@ def test_raw_ratios_are_those_of_trainer_and_sampler_whatever_the_loss_does_with
         assert found.mismatch_kl == pytest.approx((ratios - 1 - np.log(ratios)).mean(), rel=1e-3)
 
 
+def test_entropy_is_the_policys_at_the_temperature_of_each_token(backend: LocalBackend) -> None:
+    data = [replace(DATA[0], temperature=0.5), DATA[1]]
+    total = 0.0
+    for one in data:
+        with torch.no_grad():
+            logits_TV = backend._model.peft(input_ids=torch.from_numpy(one.tokens_T)[None]).logits[0, :-1].float()
+        logprobs_TV = torch.log_softmax(logits_TV / one.temperature, -1)
+        entropy_T = -(logprobs_TV.exp() * logprobs_TV).sum(-1)
+        total += float(entropy_T[torch.from_numpy(one.trainable_T[1:])].sum())
+    assert step(backend, data, 0.0).found.entropy == pytest.approx(total / 5, rel=1e-4)
+
+
 def test_tokens_without_a_sampler_logprob_have_ratio_one_and_stay_out_of_the_comparison(
     backend: LocalBackend,
 ) -> None:

@@ -181,7 +181,7 @@ class Learner:
         weights_M = self._tensor(weights_S[arrays.sequences_M].astype(np.float32))
         loss = (loss_M * weights_M).sum()
         sums.add(loss=loss, clipped=terms.clipped_M, entropy=entropies_M)
-        sums.compare(old_M[known_M], sampler_M[known_M])
+        sums.compare(old_M, sampler_M, known_M)
         if reference_M is not None:
             sums.add(kl_reference=losses.kl(old_M, reference_M, "k3"), referenced=torch.ones_like(old_M))
         return loss
@@ -254,13 +254,13 @@ class _Sums:
             total = value.detach().sum(dtype=torch.float64)
             self._totals[name] = self._totals[name] + total if name in self._totals else total
 
-    def compare(self, trainer_M: Tensor, sampler_M: Tensor) -> None:
+    def compare(self, trainer_M: Tensor, sampler_M: Tensor, known_M: Tensor) -> None:
         """Of tokens whose sampler logprob is known, before any cap."""
-        ratio_M = torch.exp(trainer_M - sampler_M)
-        mismatch_M = losses.kl(sampler_M, trainer_M, "k3")
-        self.add(logprob=trainer_M, ratio=ratio_M, mismatch=mismatch_M, known=torch.ones_like(ratio_M))
-        highest = torch.cat([ratio_M.double(), self._totals.get("ratio_max", ratio_M.new_zeros(1).double()).view(1)])
-        self._totals["ratio_max"] = highest.max()
+        ratio_M = torch.exp(trainer_M - sampler_M).where(known_M, 0.0)
+        mismatch_M = losses.kl(sampler_M, trainer_M, "k3").where(known_M, 0.0)
+        self.add(logprob=trainer_M.where(known_M, 0.0), ratio=ratio_M, mismatch=mismatch_M, known=known_M)
+        largest = ratio_M.amax().double()
+        self._totals["ratio_max"] = torch.maximum(largest, self._totals.get("ratio_max", largest))
 
     def read(self, name: str) -> float:
         return float(self._totals[name]) if name in self._totals else 0.0
