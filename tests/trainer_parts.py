@@ -18,7 +18,7 @@ from trainer.backends.local.model import LoadedModel, load
 from trainer.backends.training import AdamParams, LossSettings, StepResult, silent, train_step
 from trainer.http_server import HttpServer, listener
 from trainer.sampling_app import create_app
-from trainer.service import SamplingService
+from trainer.service import SamplingService, Served
 
 UNTIL_S = 30.0
 NONCE = "nonce-of-the-tests"
@@ -61,9 +61,11 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(backend: LocalBackend, *, path_prefix: str = "", ready: bool = True) -> Iterator[httpx.Client]:
+def serving(
+    backend: LocalBackend, *, path_prefix: str = "", ready: bool = True, served: Sequence[Served] = ()
+) -> Iterator[httpx.Client]:
     """A client of the real HTTP surface on a free port."""
-    service = SamplingService(nonce=NONCE, model="tiny-llama", wandb_group="g", wandb_project="p")
+    service = SamplingService(nonce=NONCE, model="tiny-llama", served=served, wandb_group="g", wandb_project="p")
     if ready:
         service.loaded(backend)
         service.ready("serving")

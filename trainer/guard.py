@@ -67,8 +67,11 @@ def _too_large() -> JSONResponse:
     return error_response(413, f"The request body is larger than {MAX_BODY_BYTES} bytes.")
 
 
-def error_response(status: int, message: str, **headers: str) -> JSONResponse:
-    """OpenAI's error shape."""
+def error_response(status: int, message: str, code: str | None = None, **headers: str) -> JSONResponse:
+    return JSONResponse(error_content(status, message, code), status_code=status, headers=headers)
+
+
+def error_content(status: int, message: str, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error shape. ``code`` is a word for programs."""
     kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
-    content: dict[str, Any] = {"error": {"message": message, "type": kind}}
-    return JSONResponse(content, status_code=status, headers=headers)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

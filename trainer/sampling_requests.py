@@ -67,6 +67,18 @@ def sample_request(
     )
 
 
+def prompts(sampler: Sampler, prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+    """Token ids of each prompt of a completion request."""
+    if isinstance(prompt, str):
+        return [sampler.encode(prompt)]
+    if not prompt:
+        raise InvalidValueError("prompt is an empty list.", hint="Send at least one prompt.")
+    ids = [one for one in prompt if isinstance(one, int)]
+    if ids:
+        return [ids]
+    return [sampler.encode(one) if isinstance(one, str) else list(one) for one in prompt if not isinstance(one, int)]
+
+
 def split_stop(stop: Stop) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Stop strings and stop token ids."""
     entries = [stop] if isinstance(stop, str) else (stop or [])

@@ -103,18 +103,29 @@ class VllmReply(BaseModel):
     policy_version: int
 
 
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False
+    """One more chunk at the end, without choices, that counts the tokens."""
+
+
 class CompletionRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
-    prompt: str | list[str]
+    prompt: str | list[str] | list[int] | list[list[int]]
+    """Text or token ids, one prompt or several."""
     max_tokens: int = Field(100, ge=1)
     temperature: Temperature = 1.0
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     stop: Stop = None
     n: int = Field(1, ge=1, le=1024)
     seed: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+    """0: of the sampled tokens; more: also of so many likeliest ones."""
     stream: bool = False
+    stream_options: StreamOptions | None = None
 
 
 class ChatMessage(BaseModel):
@@ -137,7 +148,10 @@ class ChatRequest(BaseModel):
     n: int = Field(1, ge=1, le=1024)
     seed: int | None = None
     tools: list[dict[str, Any]] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool = False
+    stream_options: StreamOptions | None = None
 
 
 class Usage(BaseModel):
@@ -146,20 +160,48 @@ class Usage(BaseModel):
     total_tokens: int
 
 
+class CompletionLogprobs(BaseModel):
+    """Four lists of one length, by token. ``text_offset`` counts characters of the completion's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None = None
+    text_offset: list[int]
+
+
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
+    """Null only in a stream, until the choice's last chunk."""
+    logprobs: CompletionLogprobs | None = None
 
 
 class CompletionReply(BaseModel):
+    """Also each chunk of a stream, where ``usage`` comes only in the last one and ``policy_version`` at the end."""
+
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage
-    policy_version: int
+    usage: Usage | None
+    policy_version: int | None
+
+
+class LikelyToken(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """UTF-8 of ``token``; null for a token that is only a part of a character."""
+
+
+class ChatTokenLogprob(LikelyToken):
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatTokenLogprob]
 
 
 class ChatReplyMessage(BaseModel):
@@ -171,6 +213,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ChatReplyMessage
     finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatReply(BaseModel):
@@ -181,6 +224,48 @@ class ChatReply(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     policy_version: int
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds; fields without news are left out."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunk(BaseModel):
+    """One event of a streamed chat completion. ``policy_version`` comes with the finish reasons."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    policy_version: int | None = None
+
+
+class ServedModel(BaseModel):
+    """One line of ``GET /v1/models``."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: Literal["hermes-rl"] = "hermes-rl"
+    parent: str | None = None
+    """Of an adapter: the model it is on."""
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ServedModel]
 
 
 class LogprobsRequest(BaseModel):

@@ -120,7 +120,7 @@ class Runner:
         nonce = secrets.token_hex(16)
         sampler_log = self._paths.of_model(self._request.info.name, model, "sampler.log")
         command = [sys.executable, "-P", "-m", "trainer.serve", "--model", model]
-        command += ["--listen-fd", str(listener.fileno()), "--nonce", nonce]
+        command += ["--listen-fd", str(listener.fileno()), "--nonce", nonce, "--any-model-name"]
         child = self._spawn("trainer", command, sampler_log, files, (listener.fileno(),))
         deadline = time.monotonic() + SAMPLER_READY_S
         self._say(f"loading {model}")

@@ -297,7 +297,7 @@ def test_logprobs_of_text_and_of_ids_are_the_same(client: httpx.Client, ids: lis
         ("/generate", {"input_ids": "abc"}, "input_ids"),
         ("/v1/completions", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ("/v1/completions", {"prompt": [], "max_tokens": 1}, "empty"),
-        ("/v1/completions", {"prompt": "x", "stream": True}, "Streaming"),
+        ("/v1/completions", {"prompt": "x", "stream": True, "logprobs": 3}, "streamed"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text"),
         ("/logprobs", {}, "empty"),

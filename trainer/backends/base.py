@@ -102,6 +102,10 @@ class SampleRequest:
     evaluation: bool = False
 
 
+OnToken = Callable[[int, int, float], None]
+"""``(index, token_id, logprob)``, on the compute thread, after each token of the request's ``index``-th completion."""
+
+
 @dataclass(slots=True)
 class Completion:
     """Token ids exactly as sampled, the end-of-sequence or stop tokens included, and one finite logprob for each."""
@@ -151,7 +155,8 @@ class EngineStats:
 
 
 class Sampler(Protocol):
-    """What the HTTP surface needs. Futures resolve on the compute thread; cancelling one before it starts drops it."""
+    """What the HTTP surface needs. Futures resolve on the compute thread; cancelling one drops what it stands for,
+    completions under way included."""
 
     @property
     def context_length(self) -> int: ...
@@ -180,8 +185,10 @@ class Sampler(Protocol):
         """Raises InvalidValueError when the chat template refuses the messages."""
         ...
 
-    def submit(self, request: SampleRequest) -> Future[SampleResult]: ...
-    def score(self, ids: Sequence[int], temperature: float, top: int = 0) -> Future[ScoreResult]: ...
+    def submit(self, request: SampleRequest, on_token: OnToken | None = None) -> Future[SampleResult]: ...
+    def score(
+        self, ids: Sequence[int], temperature: float, top: int = 0, *, adapter: bool = True
+    ) -> Future[ScoreResult]: ...
 
 
 class Backend(Sampler, Protocol):

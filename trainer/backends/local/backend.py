@@ -22,6 +22,7 @@ from hermes_rl_mcp.errors import InvalidValueError
 from trainer.backends.base import (
     Datum,
     EngineStats,
+    OnToken,
     PositionScore,
     SampleRequest,
     SampleResult,
@@ -151,11 +152,13 @@ class LocalBackend:
         ids: list[int] = rendered["input_ids"]
         return ids
 
-    def submit(self, request: SampleRequest) -> Future[SampleResult]:
-        return self._engine.submit(request)
+    def submit(self, request: SampleRequest, on_token: OnToken | None = None) -> Future[SampleResult]:
+        return self._engine.submit(request, on_token)
 
-    def score(self, ids: Sequence[int], temperature: float, top: int = 0) -> Future[ScoreResult]:
-        return self._engine.run(lambda: self._score(list(ids), temperature, top), exclusive=False)
+    def score(
+        self, ids: Sequence[int], temperature: float, top: int = 0, *, adapter: bool = True
+    ) -> Future[ScoreResult]:
+        return self._engine.run(lambda: self._score(list(ids), temperature, top, adapter), exclusive=False)
 
     def forward_backward(
         self,
@@ -215,8 +218,11 @@ class LocalBackend:
         return self._engine.run(job, exclusive=True, hold=True).result()
 
     @torch.inference_mode()
-    def _score(self, ids: list[int], temperature: float, top: int) -> ScoreResult:
+    def _score(self, ids: list[int], temperature: float, top: int, adapter: bool) -> ScoreResult:
         model = self._model
+        if not adapter:
+            with model.peft.disable_adapter():
+                return self._score(ids, temperature, top, True)
         positions: list[PositionScore | None] = [None]
         hidden_1TH = self._whole(ids)
         block = 256

@@ -91,6 +91,13 @@ class DecodeBatch:
         self._draw(self._model.head.logits(hidden_B1H[:, 0]), self.rows)
         return self._sweep()
 
+    def drop(self, owners: set[int]) -> None:
+        """Take the rows of these requests out; nobody wants them any more."""
+        for row in self.rows:
+            if row.owner in owners:
+                row.done = row.reported = True
+        self._sweep()
+
     def clear(self) -> None:
         self.rows, self._pads, self._cache = [], [], None
 

@@ -2,7 +2,7 @@
 
 Invariants: sampling and training never compute at the same time; a job that changes weights starts only when no
 completion is under way, so each completion belongs to one policy version; while such a job waits, or one that holds has
-not been released, nothing new is admitted. A cancelled request that still waits is dropped.
+not been released, nothing new is admitted. A cancelled request is dropped, whether it still waits or is under way.
 """
 
 from __future__ import annotations
@@ -12,14 +12,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
 from trainer import out_of_memory
-from trainer.backends.base import Completion, EngineStats, SampleRequest, SampleResult, SamplerUnavailableError
+from trainer.backends.base import (
+    Completion,
+    EngineStats,
+    OnToken,
+    SampleRequest,
+    SampleResult,
+    SamplerUnavailableError,
+)
 from trainer.backends.local.decode import DecodeBatch, Row
 from trainer.backends.local.model import LoadedModel
 
@@ -46,8 +54,8 @@ class _Request:
 class _Answer:
     future: Future[SampleResult]
     completions: list[Completion | None]
+    on_token: OnToken | None
     version: int | None = None
-    started: bool = False
 
 
 @dataclass(slots=True)
@@ -100,8 +108,10 @@ class Engine:
         """Requests without an answer."""
         return self._open
 
-    def submit(self, request: SampleRequest) -> Future[SampleResult]:
-        answer = _Answer(Future(), [None] * request.n)
+    def submit(self, request: SampleRequest, on_token: OnToken | None = None) -> Future[SampleResult]:
+        """The future never counts as running: cancelling it always succeeds until it has its result, and takes rows
+        that are under way out before the next pass. ``on_token`` must be quick: every pass waits for it."""
+        answer = _Answer(Future(), [None] * request.n, on_token)
         slices = [
             _Request(request, first, min(self._max_rows, request.n - first), answer)
             for first in range(0, request.n, self._max_rows)
@@ -223,16 +233,16 @@ class Engine:
             if not (fits and (len(taken) + 1) * longest <= _PREFILL_TOKENS) and (taken or self._batch.rows):
                 break
             self._waiting.popleft()
-            if head.answer.started or head.answer.future.set_running_or_notify_cancel():
-                head.answer.started = True
-                rows += head.count
-                taken.append(head)
+            rows += head.count
+            taken.append(head)
         return taken
 
     def _decode(self, admitted: list[_Request]) -> None:
         start = time.perf_counter()
         try:
             with torch.inference_mode():
+                if given_up := {owner for owner, answer in self._owners.items() if answer.future.done()}:
+                    self._batch.drop(given_up)
                 if admitted:
                     groups = [self._rows(request) for request in admitted]
                     drawn = [row for group in groups for row in group]
@@ -246,10 +256,14 @@ class Engine:
                 self.failure = error  # it will not be better next time, and nobody else would hear of it
             self._fail(error, [])
             return
-        self._count(drawn, time.perf_counter() - start, prefill=bool(admitted))
+        if drawn:
+            self._count(drawn, time.perf_counter() - start, prefill=bool(admitted))
+        for row in drawn:
+            if on_token := self._owners[row.owner].on_token:
+                on_token(row.index, row.completion.token_ids[-1], row.completion.logprobs[-1])
         for row in finished:
             self._deliver(row)
-        if finished:
+        if finished or given_up:
             live = {row.owner for row in self._batch.rows if not row.done}
             self._owners = {owner: answer for owner, answer in self._owners.items() if owner in live}
 
@@ -279,7 +293,8 @@ class Engine:
         done = [completion for completion in answer.completions if completion is not None]
         if len(done) == len(answer.completions) and not answer.future.done():
             self._stats = replace(self._stats, requests=self._stats.requests + 1)
-            answer.future.set_result(SampleResult(done, answer.version or 0))
+            with suppress(InvalidStateError):  # cancelled just now
+                answer.future.set_result(SampleResult(done, answer.version or 0))
 
     def _count(self, drawn: list[Row], seconds: float, *, prefill: bool) -> None:
         stats = self._stats
@@ -304,5 +319,5 @@ class Engine:
         self._owners.clear()
         self._batch.clear()
         for future in [*under_way, *further]:
-            if not future.done():
+            with suppress(InvalidStateError):
                 future.set_exception(error)
