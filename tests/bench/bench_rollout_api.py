@@ -1,7 +1,7 @@
 """Measures the rollout API as a process: ``python tests/bench/bench_rollout_api.py [--seconds 4]``.
 
 Groups of 16 sequences of 1,000 tokens with logprobs, as the reference measurements of Atropos' server used. Clients run
-in a process of their own, but share the machine's cores with the server. One JSON object per line on stdout.
+in a process of their own, but share the machine's cores with the server. For information; there are no bars.
 """
 
 from __future__ import annotations
@@ -19,12 +19,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import psutil
+from report import Report
 
 GROUP_SIZE, TOKENS = 16, 1000
 BODIES = 64
 START = b'{"tokens": [['
+
+
+class Line(NamedTuple):
+    """One figure."""
+
+    name: str
+    value: float
+    unit: str
+    note: str
 
 
 def make_body(tag: int, random_: random.Random) -> bytes:
@@ -113,7 +124,7 @@ def percentile(values: list[float], share: float) -> float:
 
 def posting(
     port: int, process: psutil.Process, bodies: list[bytes], clients: int, seconds: float, zipped: bool
-) -> dict[str, object]:
+) -> Line:
     ready(port, 128)
     headers = {"Content_Encoding": "gzip"} if zipped else {}
     latencies: list[list[float]] = [[] for _ in range(clients)]
@@ -146,17 +157,16 @@ def posting(
         thread.join()
     cpu = sum(process.cpu_times()[:2]) - cpu
     every = [value for own in latencies for value in own]
-    return {
-        "measure": f"POST /scored_data, {clients} client(s), {'gzip' if zipped else 'raw'}",
-        "groups_per_s": round(len(every) / seconds, 1),
-        "p50_ms": round(statistics.median(every), 1),
-        "p95_ms": round(percentile(every, 0.95), 1),
-        "server_cpu_ms_per_post": round(cpu * 1000 / len(every), 1),
-        "status_env_p95_ms": round(percentile(polls, 0.95), 1),
-    }
+    return Line(
+        f"POST /scored_data, {clients} client(s), {'gzip' if zipped else 'raw'}",
+        len(every) / seconds,
+        "groups/s",
+        f"half within {statistics.median(every):.1f} ms, 95% within {percentile(every, 0.95):.1f} ms, "
+        f"{cpu * 1000 / len(every):.1f} ms of the server's CPU each, a poll beside it {percentile(polls, 0.95):.1f} ms",
+    )
 
 
-def batches(port: int, bodies: list[bytes], sequences: int, encoding: str) -> dict[str, object]:
+def batches(port: int, bodies: list[bytes], sequences: int, encoding: str) -> Line:
     took, worst_poll, size = [], [], 0
     for _ in range(3):
         ready(port, sequences)
@@ -178,41 +188,42 @@ def batches(port: int, bodies: list[bytes], sequences: int, encoding: str) -> di
         done.set()
         thread.join()
         worst_poll.append(max(polls))
-    return {
-        "measure": f"GET /batch, {sequences} sequences, {encoding}",
-        "ms": [round(value) for value in took],
-        "wire_mb": round(size / 1e6, 2),
-        "worst_status_env_ms": round(max(worst_poll), 1),
-    }
+    return Line(
+        f"GET /batch, {sequences} sequences, {encoding}",
+        statistics.median(took),
+        "ms",
+        f"{size / 1e6:.2f} MB on the wire, the slowest poll beside it {max(worst_poll):.1f} ms",
+    )
 
 
-def memory(port: int, process: psutil.Process, bodies: list[bytes]) -> dict[str, object]:
+def memory(port: int, process: psutil.Process, bodies: list[bytes]) -> Line:
     ready(port, 4096)
     client = Client(port)
     before = process.memory_info().rss
     for body in bodies:
         client("POST", "/scored_data", body)
     growth = (process.memory_info().rss - before) / len(bodies) / 1e6
-    return {"measure": "memory per group", "mb": round(growth, 2), "raw_mb": round(len(bodies[0]) / 1e6, 3)}
+    return Line("memory per group", growth, "MB", f"{len(bodies[0]) / 1e6:.3f} MB as JSON")
 
 
-def several(port: int, bodies: list[bytes]) -> dict[str, object]:
+def several(port: int, bodies: list[bytes]) -> Line:
     ready(port, 4096)
     client = Client(port)
     lists = [b"[" + b",".join(bodies[start : start + 8]) + b"]" for start in range(0, BODIES, 8)]
     took = [timed(lambda body=body: client("POST", "/scored_data_list", body)) for body in lists]  # type: ignore[misc]
-    return {"measure": "POST /scored_data_list of 8", "p50_ms": round(statistics.median(took))}
+    return Line("POST /scored_data_list of 8", statistics.median(took), "ms", "")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="per posting measurement")
     seconds = parser.parse_args().seconds
+    report = Report()
     random_ = random.Random(0)
     bodies = [make_body(tag, random_) for tag in range(BODIES)]
     zipped = [gzip.compress(body[body.index(b",") :], 1) for body in bodies]  # all behind the first token
     with server() as (port, process):
-        results: list[Callable[[], dict[str, object]]] = [
+        results: list[Callable[[], Line]] = [
             lambda: memory(port, process, bodies),
             lambda: posting(port, process, bodies, 1, seconds, False),
             lambda: posting(port, process, zipped, 1, seconds, True),
@@ -226,9 +237,10 @@ def main() -> None:
             lambda: several(port, bodies),
         ]
         for result in results:
-            sys.stdout.write(json.dumps(result()) + "\n")
-            sys.stdout.flush()
+            line = result()
+            report.within(f"rollout API alone: {line.name}", line.value, line.unit, None, line.note)
+    return report.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -60,6 +60,11 @@ class Report:
         mine = median(ours)
         return self._line(bench, mine, None, unit, None, bar, mine, note)
 
+    def skipped(self, bench: str, why: str) -> None:
+        """A line that says why nothing was measured; counts as ok."""
+        line = dict.fromkeys(("ours", "theirs", "unit", "ratio", "bar"))
+        emit({"bench": bench, **line, "ok": True, "note": f"skipped: {why}"})
+
     def _line(
         self,
         bench: str,

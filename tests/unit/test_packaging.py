@@ -39,7 +39,8 @@ def test_installed_commands_are_those_of_the_project_and_can_be_called() -> None
 
 
 def _requirements() -> list[Requirement]:
-    lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in ("train", "wandb", "dev"))]
+    extras = ("train", "wandb", "dev", "bench")
+    lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
     return [Requirement(line) for lines in lists for line in lines]
 
 
