@@ -170,6 +170,15 @@ class ArithmeticEnv(BaseEnv):
     def score_answer(self, item: Problem, completion: Completion) -> Score:
         return grade(item, completion.text, completion.finish_reason)
 
+    async def get_eval_items(self, count: int) -> list[Problem]:
+        return evaluation_problems(self.config.difficulty, count)
+
+    async def evaluate_item(self, item: Problem) -> Score:
+        """Right is what gets the reward: the number alone."""
+        [trajectory] = await self.server.chat(self.get_messages(item), max_tokens=self.config.max_token_length)
+        value = self.score_answer(item, trajectory.last).value
+        return Score(value, {"correct": value})
+
     async def evaluate(self) -> EvalReport:
         """Every held-out problem once, by greedy decoding."""
         problems = evaluation_problems(self.config.difficulty, self.config.eval_problems)

@@ -184,6 +184,11 @@ class Gsm8kEnv(BaseEnv):
     def score_answer(self, item: Problem, completion: Completion) -> Score:
         return grade(completion.text, item.parsed, self.config.format_weight)[0]
 
+    async def get_eval_items(self, count: int) -> list[Problem]:
+        """Of the test split, without questions that the training split has as well."""
+        trained = {problem.question for problem in self.train}
+        return [problem for problem in self.test if problem.question not in trained][:count]
+
     async def evaluate(self) -> EvalReport:
         """The test split, one greedy answer each."""
         places = asyncio.Semaphore(self.config.max_eval_workers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +23,12 @@ from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.records import TrainerSummary, WandbState
 from hermes_rl_mcp.contracts.rollout_api import Registration
 from hermes_rl_mcp.contracts.runs import ChildReport
+from hermes_rl_mcp.contracts.sampling_api import EVALUATING
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError, ResumeError
 from hermes_rl_mcp.files import write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import redact_text, secret_values
-from trainer import out_of_memory
+from trainer import evaluation_wait, out_of_memory
 from trainer.backends.base import Backend
 from trainer.checkpoints import Checkpoints, Counters
 from trainer.http_server import HttpServer, listener
@@ -96,6 +98,7 @@ class _Trainer:
         self._loop: Loop | None = None
         self._wandb_state = WandbState()
         self._memory_before = ""
+        self._began = time.monotonic()
         settings = config.trainer
         self._group = settings.wandb_group or config.run.run_id
         self._service = SamplingService(
@@ -138,10 +141,30 @@ class _Trainer:
         if not outcome.finished:
             _log.info("asked to stop; last checkpoint: %s", outcome.checkpoint)
             return EXIT_CODE
+        stays_s = self._evaluation_s()
+        self._report_completion(backend, outcome, stays_s)
+        if stays_s:
+            self._stay(backend, stays_s)
         self._stop.completed()
-        self._report_completion(backend, outcome)
         self._service.phase("finished")
         return 0
+
+    def _evaluation_s(self) -> float:
+        """How long to stay up for the environment's evaluation; 0 = there will be none."""
+        if self._stop.event.is_set() or not evaluation_wait.is_expected(self._config, self._paths.evaluation):
+            return 0.0
+        return evaluation_wait.bound_s(time.monotonic() - self._began)
+
+    def _stay(self, backend: Backend, limit_s: float) -> None:
+        """All is saved and on record; signals only end the wait now."""
+        self._service.phase(EVALUATING)
+        ProgressFile(self._paths.progress).finishing(
+            self._config.total_steps, "evaluating the base and the result on held-out items"
+        )
+        try:
+            _log.info("%s", evaluation_wait.wait(self._paths.evaluation, backend, self._stop.event, limit_s))
+        except Exception:  # noqa: BLE001  whatever it is, the run is complete
+            _log.exception("the evaluation was not waited for")
 
     def _told(self, error: Exception) -> Exception:
         """``error``, or what is to be said of memory that ran out."""
@@ -296,7 +319,7 @@ class _Trainer:
         prefix = self._config.run.path_prefix
         return f"http://127.0.0.1:{self._config.ports.rollout_api}" + (f"/{prefix}" if prefix else "")
 
-    def _report_completion(self, backend: Backend, outcome: Outcome) -> None:
+    def _report_completion(self, backend: Backend, outcome: Outcome, stays_s: float) -> None:
         run = self._config.run
         assert outcome.checkpoint is not None
         extra: dict[str, JsonValue] = {
@@ -323,6 +346,7 @@ class _Trainer:
             status="completed",
             step=self._config.total_steps,
             finished_at=utc_now(),
+            stays_s=stays_s,
             detail=summary.model_dump(mode="json"),
         )
         write_atomic(self._paths.report("trainer"), report.model_dump_json(indent=1) + "\n")

@@ -29,6 +29,7 @@ from hermes_rl_mcp import __version__
 from hermes_rl_mcp.cli import demo_settings
 from hermes_rl_mcp.cli.demo_settings import DemoOptions
 from hermes_rl_mcp.cli.demo_view import View
+from hermes_rl_mcp.contracts.records import Evaluation
 from hermes_rl_mcp.contracts.results import (
     CheckStatus,
     CurrentConfig,
@@ -89,6 +90,7 @@ class Summary(BaseModel):
     steps: int = 0
     reward_first5: float | None = None
     reward_last5: float | None = None
+    evaluation: Evaluation | None = None
     adapter_path: str | None = None
     seconds: float
     error: str | None = None
@@ -123,6 +125,7 @@ class _Run:
             steps=results.steps if results else 0,
             reward_first5=results.reward_first5 if results else None,
             reward_last5=results.reward_last5 if results else None,
+            evaluation=results.evaluation if results else None,
             adapter_path=results.adapter_path if results else None,
             seconds=round(self.seconds, 1),
             error=self.error.message if self.error else None,

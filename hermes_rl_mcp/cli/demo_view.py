@@ -20,6 +20,7 @@ from rich.text import Text
 from hermes_rl_mcp.cli import curve
 from hermes_rl_mcp.cli.text import duration, flagged, number, printable
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults
+from hermes_rl_mcp.operations import evaluation
 
 PLAIN_INTERVAL_S = 2.0
 """Between two lines of progress where there is no terminal: enough for a log, not a flood."""
@@ -100,10 +101,12 @@ class View:
         return table
 
     def farewell(self, results: GetResults, seconds: float) -> None:
-        """Where the weights are and how to look further."""
+        """Whether it improved, where the weights are and how to look further."""
         self._console.print()
         for flag in results.flags:
             self._line(flag.name, flagged(flag))
+        if results.evaluation is not None:
+            self._line("evaluation", evaluation.words(results.evaluation))
         self._line("adapter", results.adapter_path or "none was written")
         self._line("time", duration(seconds))
         self._line("look further", f"hermes-rl runs show {results.run_id}")

@@ -20,7 +20,7 @@ from hermes_rl_mcp.cli import curve
 from hermes_rl_mcp.cli.text import duration, flagged, number, printable
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults, ListEnvironments, ListRuns
 from hermes_rl_mcp.contracts.runs import UNREADABLE, has_ended
-from hermes_rl_mcp.operations import environments, status, training
+from hermes_rl_mcp.operations import environments, evaluation, status, training
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.settings import load_settings
@@ -115,6 +115,7 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
         "mean reward": f"{number(mean.first)} in the first, {number(mean.last)} in the last {_steps(curve.ends(rows))}"
         if mean
         else "",
+        "evaluation": evaluation.words(results.evaluation) if results.evaluation else "",
         "adapter": results.adapter_path or "",
         "folder": str(home_dir),
     }

@@ -135,6 +135,24 @@ class BaseEnv:
         """Runs every ``steps_per_eval`` trainer steps and for the ``evaluate`` command."""
         return None
 
+    async def get_eval_items(self, count: int) -> Sequence[Any] | None:
+        """Up to ``count`` different items that training never asks, always the same ones in the same order, for the
+        evaluation at the end of a run; fewer only where there are no more. None = there is no such thing."""
+        return None
+
+    async def evaluate_item(self, item: Any) -> Score | float:
+        """Score of one answer to a held-out item. ``self.server`` then samples from the base or from the adapter, as is
+        due, with a seed that both have in common. What counts is the part ``correct`` if the score has one, else the
+        score itself. By default what training does, once."""
+        if type(self).collect_trajectory is not BaseEnv.collect_trajectory:
+            scored, _ = await self.collect_trajectory(item)
+        else:
+            [trajectory] = await self.server.chat(self.get_messages(item), max_tokens=self.config.max_token_length)
+            scored = await self.score(item, trajectory)
+        if scored is None:
+            raise RolloutsFailedError("collect_trajectory gave no answer")
+        return Score(_finite(scored["scores"]), dict((scored.get("overrides") or {}).get("reward_parts") or {}))
+
     async def wandb_log(self, metrics: dict[str, float] | None = None) -> None:
         """Called once per trainer step. Add your own metrics to the dict and call ``super().wandb_log(metrics)``."""
         self._metrics_sink(metrics or {})

@@ -21,6 +21,7 @@ from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.describe import describe, validate
 from hermes_rl_mcp.envs.evaluate import run_evaluation, table
+from hermes_rl_mcp.envs.held_out import HeldOut
 from hermes_rl_mcp.envs.loading import load_environment
 from hermes_rl_mcp.envs.options import Flags, Options, parse_flags, resolve
 from hermes_rl_mcp.envs.process import FORCED, Processor, check_total
@@ -129,11 +130,13 @@ def _serve(environment: type[BaseEnv], flags: Flags, output: int) -> None:
         metrics = MetricLines(options.run_dir)
         env.on_metrics(lambda values: metrics.write(env.curr_step, values))
         api = RolloutClient(options.config.rollout_server_url)
+        secrets = _secrets(options)
+        held_out = HeldOut(env, options.run_dir, secrets) if options.run_dir else None
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         try:
-            await Worker(env, api, metrics, StateFile(options.run_dir, _secrets(options))).run(stop)
+            await Worker(env, api, metrics, StateFile(options.run_dir, secrets), held_out).run(stop)
         finally:
             await api.close()
 

@@ -36,6 +36,10 @@ class BaseEnvConfig(BaseModel):
     """Trainer steps between evaluations. -1 or 0 = never."""
     max_token_length: int = Field(2048, ge=1)
     """Completion budget of one sampling call, in tokens."""
+    eval_items: int = Field(-1, ge=-1, le=10_000)
+    """Held-out items that base and adapter answer at the end, for results that say whether it improved. 0 = none. -1 =
+    for about a tenth of what the run samples, at most 200; runs too short for 30 skip it. It ends unfinished after as
+    long as the run took, at least 10 minutes."""
     eval_handling: EvalHandling = EvalHandling.STOP_TRAIN
     """What happens to training rollouts while an evaluation runs."""
     eval_limit_ratio: float = Field(0.5, ge=0, le=1)

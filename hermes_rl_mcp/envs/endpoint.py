@@ -40,6 +40,10 @@ class SampleParams:
     top_p: float = 1.0
     stop: str | list[str] | list[int] | None = None
     seed: int | None = None
+    adapter: bool = True
+    """False: the base model alone. Our own sampler's; not sent to servers of type openai."""
+    evaluation: bool = False
+    """Whether it is for an evaluation, which shares a busy sampler with the training. Our own sampler's."""
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.max_tokens < 1:
@@ -171,7 +175,7 @@ class Endpoint:
 
 def vllm_body(prompt: Prompt, params: SampleParams) -> dict[str, Any]:
     common = {"n": params.n, "max_tokens": params.max_tokens, "temperature": params.temperature, "top_p": params.top_p}
-    return {"prompt": {"prompt_token_ids": prompt.ids}, "logprobs": 0, **common, **_optional(params)}
+    return {"prompt": {"prompt_token_ids": prompt.ids}, "logprobs": 0, **common, **_optional(params), **_ours(params)}
 
 
 def sglang_body(prompt: Prompt, params: SampleParams) -> dict[str, Any]:
@@ -187,6 +191,7 @@ def sglang_body(prompt: Prompt, params: SampleParams) -> dict[str, Any]:
         "sampling_params": sampling,
         "return_logprob": True,
         "return_text_in_logprobs": False,
+        **_ours(params),
     }
 
 
@@ -255,6 +260,13 @@ def _completion(pairs: Sequence[tuple[Any, Any]], reason: Any, text: str, versio
 def _optional(params: SampleParams) -> dict[str, Any]:
     given = {"stop": params.stop, "seed": params.seed}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _ours(params: SampleParams) -> dict[str, Any]:
+    """What only our own sampler knows, left out where it says nothing: other servers may refuse strange keys."""
+    given = {"adapter": params.adapter, "evaluation": params.evaluation}
+    usual = {"adapter": True, "evaluation": False}
+    return {name: value for name, value in given.items() if value != usual[name]}
 
 
 def _wrong_shape(server_type: str, error: Exception) -> EndpointError:

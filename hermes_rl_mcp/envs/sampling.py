@@ -7,10 +7,12 @@ chat template rewrites what was said before (drops think blocks, trims text), a 
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_rl_mcp.envs.config import APIServerConfig
@@ -23,6 +25,28 @@ from hermes_rl_mcp.errors import InvalidValueError
 log = logging.getLogger(__name__)
 
 Tools = list[dict[str, Any]] | None
+
+
+@dataclass
+class Arm:
+    """One answer of one side of an evaluation: what all sampling calls made for it have in common."""
+
+    adapter: bool
+    """False: the base model."""
+    seed: int
+    """The same on both sides."""
+    calls: int = 0
+    versions: set[int | None] = field(default_factory=set)
+    """Policy versions that answered."""
+
+    def apply(self, params: SampleParams) -> SampleParams:
+        """For the next call. Each gets its own seed, else the turns of a conversation would share their luck."""
+        digest = hashlib.sha256(f"{self.seed}:{self.calls}".encode()).digest()
+        self.calls += 1
+        return replace(params, adapter=self.adapter, evaluation=True, seed=int.from_bytes(digest[:6], "big"))
+
+
+_ARM: ContextVar[Arm | None] = ContextVar("arm", default=None)
 
 
 class SamplingClient:
@@ -102,6 +126,16 @@ class SamplingClient:
         self._add(trajectory, completion)
         return True
 
+    @contextmanager
+    def on(self, arm: Arm) -> Iterator[None]:
+        """Within it, every call of this task and of tasks begun there samples for ``arm``, whatever it asks for as to
+        seed and split; temperature and lengths stay those of the call."""
+        token = _ARM.set(arm)
+        try:
+            yield
+        finally:
+            _ARM.reset(token)
+
     async def close(self) -> None:
         for endpoint in self._endpoints:
             await endpoint.close()
@@ -119,8 +153,15 @@ class SamplingClient:
                 raise InvalidValueError("No sampling server is configured.", hint="Give the openai section one entry.")
             self._endpoints = [Endpoint(config, self._encode_answer, self.reconnect_s) for config in self.configs]
         endpoint = min(self._endpoints, key=lambda one: one.in_flight)
+        arm = _ARM.get()
+        if arm is not None:
+            params, split = arm.apply(params), "eval"
+        elif split == "eval":
+            params = replace(params, evaluation=True)
         completions = await endpoint.sample(prompt, params, split=split)
         self.calls += 1
+        if arm is not None:
+            arm.versions.update(completion.policy_version for completion in completions)
         return completions
 
     def _encode_answer(self, text: str, ended: bool) -> list[int]:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl_mcp.contracts.rollout_api import InfoReply, RegisterEnv, ScoredData, StatusEnvReply
+from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.envs.base import BaseEnv, RolloutsFailedError
 from hermes_rl_mcp.envs.config import EvalHandling
 from hermes_rl_mcp.envs.evaluate import run_evaluation
 from hermes_rl_mcp.envs.groups import BadGroupError, Interval, Tally, checked
+from hermes_rl_mcp.envs.held_out import HeldOut
 from hermes_rl_mcp.envs.reports import MetricLines, StateFile
 from hermes_rl_mcp.envs.rollout_client import RolloutClient, UnregisteredError
 from hermes_rl_mcp.errors import InvalidValueError
@@ -41,16 +43,27 @@ POSITION_S = 1.0
 class Worker:
     """One environment serving one rollout API."""
 
-    def __init__(self, env: BaseEnv, api: RolloutClient, metrics: MetricLines, state: StateFile) -> None:
+    def __init__(
+        self,
+        env: BaseEnv,
+        api: RolloutClient,
+        metrics: MetricLines,
+        state: StateFile,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        """``held_out`` is what comes after the last step; None outside of a run."""
         self.env = env
         self.api = api
         self.metrics = metrics
         self.state = state
         self.tally = Tally()
+        self.held_out = held_out
         self.backlog: deque[Any] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._evaluation: asyncio.Task[None] | None = None
         self._evaluation_due = False
+        self._final: asyncio.Task[None] | None = None
+        """The evaluation at the end of the run."""
         self._env_id = -1
         self._info = InfoReply(batch_size=-1, max_token_len=-1)
         self._total_steps = 0
@@ -75,7 +88,7 @@ class Worker:
             if not stop.is_set():
                 loop.result()
         finally:
-            pending = {stopped, loop, *self._tasks, *({self._evaluation} if self._evaluation else ())}
+            pending = {stopped, loop, *self._running()}
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
@@ -91,7 +104,7 @@ class Worker:
             started = time.monotonic()
             finished = await self._pass(len(self._tasks))
             await self._wait(IDLE_POLL_S if finished else POLL_S)
-            self.state.offer(self.tally.state(len(self._tasks)))
+            self.state.offer(self._state())
             self.tally.raise_if_hopeless()
             if (rest_s := PASS_S - (time.monotonic() - started)) > 0:
                 await asyncio.sleep(rest_s)
@@ -119,6 +132,9 @@ class Worker:
         if first and reply.starting_step:
             self.env.curr_step = self._position_seen = reply.starting_step
             self.env.load_checkpoint()
+        if first and self.held_out is not None:
+            batch_size = config.batch_size if config.batch_size > 0 else self._info.batch_size
+            await self.held_out.plan(self._total_steps, batch_size)
         log.info("environment %d (%s) serves %d steps", self._env_id, reply.wandb_name, self._total_steps)
 
     async def _pass(self, running_before: int) -> bool:
@@ -133,11 +149,34 @@ class Worker:
             await self._register()
             status = await self.api.status(self._env_id)
         await self._follow(status.current_step)
+        if await self._is_over(status.current_step):
+            return True
         wanted, left = self._room(status, running_before)
         for _ in range(wanted):
             if not await self._start_one():
                 break
         return left <= 0 and not self._tasks
+
+    async def _is_over(self, step: int) -> bool:
+        """Whether the trainer has completed and waits for the evaluation, which is begun then. What else is under way
+        has become useless and would only slow it."""
+        if self._final is None and self.held_out is not None and step >= self._total_steps and self.held_out.due():
+            useless = self._running()
+            for task in useless:
+                task.cancel()
+            await asyncio.gather(*useless, return_exceptions=True)
+            self._tasks.clear()
+            self._evaluation, self._evaluation_due = None, False
+            self._final = asyncio.create_task(self.held_out.run())
+        return self._final is not None
+
+    def _running(self) -> set[asyncio.Task[None]]:
+        further = [task for task in (self._evaluation, self._final) if task is not None and not task.done()]
+        return {*self._tasks, *further}
+
+    def _state(self) -> EnvState:
+        evaluating = self.held_out.progress if self.held_out is not None and self._final is not None else ""
+        return self.tally.state(len(self._tasks)).model_copy(update={"evaluating": evaluating})
 
     def _room(self, status: StatusEnvReply, running: int) -> tuple[int, int]:
         """How many groups to start now, and how many are still to be made at all."""
@@ -177,7 +216,7 @@ class Worker:
 
     async def _wait(self, timeout_s: float) -> None:
         """Until something running ends, at most ``timeout_s``; what ended is taken note of."""
-        watched = {*self._tasks, *({self._evaluation} if self._evaluation else ())}
+        watched = self._running()
         if watched:
             await asyncio.wait(watched, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         else:

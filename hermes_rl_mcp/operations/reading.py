@@ -13,11 +13,12 @@ from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.estimates import Estimate
-from hermes_rl_mcp.contracts.records import StepProgress, TrainerSummary, WandbState
+from hermes_rl_mcp.contracts.records import Evaluation, StepProgress, TrainerSummary, WandbState
 from hermes_rl_mcp.contracts.runs import ChildReport, RunRecord, RunRequest, RunStatus
 from hermes_rl_mcp.files import read_file
-from hermes_rl_mcp.operations import findings
+from hermes_rl_mcp.operations import evaluation, findings
 from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import secret_values
 from hermes_rl_mcp.runs.forecast.modelfiles import safetensors_problem
 from hermes_rl_mcp.runs.receivers import receivers
@@ -47,6 +48,10 @@ class RunReader:
     async def open(cls, context: Context, run_id: str) -> RunReader:
         """Raises UnknownRunError or UnreadableRunError. Off the event loop: a dead run may have to be closed first."""
         return cls(context, await anyio.to_thread.run_sync(context.runs.get, run_id))
+
+    @property
+    def _paths(self) -> RunPaths:
+        return self._context.home.run(self.record.run_id)
 
     @property
     def status(self) -> str:
@@ -91,15 +96,21 @@ class RunReader:
         return step if isinstance(step, int) else None
 
     def doing(self) -> str:
-        """What the run is doing now: the supervisor's words, or the trainer's within a step that takes long."""
+        """What the run is doing now: the supervisor's words, the trainer's within a step that takes long, or how far
+        the environment's evaluation at the end is."""
         if self.record.status is not RunStatus.RUNNING:
             return self.record.detail
+        if progress := evaluation.progress(self._paths):
+            return progress
         try:
-            file = self._context.home.run(self.record.run_id).progress
-            progress = StepProgress.model_validate_json(read_file(file))
+            said = StepProgress.model_validate_json(read_file(self._paths.progress))
         except (OSError, ValidationError):
             return self.record.detail
-        return progress.text if progress.step > (self.step() or 0) else self.record.detail
+        return said.text if said.step > (self.step() or 0) else self.record.detail
+
+    def held_out(self) -> Evaluation | None:
+        """Base against adapter on held-out items; None while it is not known, and for runs of a version without."""
+        return evaluation.read(self._paths, self.record, self._request())
 
     def evaluation(self) -> float | None:
         """The environment's last ``eval/percent_correct``."""
@@ -117,7 +128,7 @@ class RunReader:
 
     def _request(self) -> RunRequest | None:
         try:
-            return RunRequest.model_validate_json(read_file(self._context.home.run(self.record.run_id).request))
+            return RunRequest.model_validate_json(read_file(self._paths.request))
         except (OSError, ValidationError):
             return None
 
@@ -148,7 +159,7 @@ class RunReader:
     def wandb(self) -> tuple[str | None, str | None]:
         """(address, problem) of the optional W&B run."""
         try:
-            state = WandbState.model_validate_json(read_file(self._context.home.run(self.record.run_id).wandb_state))
+            state = WandbState.model_validate_json(read_file(self._paths.wandb_state))
         except (OSError, ValidationError):
             return None, None
         return state.url, state.error

@@ -198,8 +198,8 @@ def _eta(lines: list[dict[str, JsonValue]], record: RunRecord, said: Estimate | 
     taken = [value for line in lines[-_PACE_STEPS:] if (value := _float(line.get("time/step_s"))) is not None]
     step = (_int(lines[-1].get("step")) or len(lines)) if lines else (record.resumed_step or 0)
     left = max(0, record.total_steps - step)
-    if record.status is RunStatus.QUEUED:
-        return None  # nobody knows when its turn comes
+    if record.status is RunStatus.QUEUED or not left:
+        return None  # nobody knows when its turn comes, or what is done after the last step
     if len(taken) < _PACE_KNOWN and said is not None and said.seconds_per_step is not None:
         starting = (said.startup_seconds or 0.0) if record.running_since is None else 0.0
         return round(starting + left * said.seconds_per_step, 1)

@@ -73,6 +73,7 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
         reward_first5=mean(rewards[:5]),
         reward_last5=mean(rewards[-5:]),
         preview=summary.preview if summary else None,
+        evaluation=reader.held_out(),
         error=record.error,
         hint=record.hint,
         flags=flags,

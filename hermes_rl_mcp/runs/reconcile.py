@@ -94,18 +94,26 @@ def _close(paths: RunPaths, state: RunState) -> RunRecord:
         reason = "the run's supervisor is gone without a record of how the run ended"
     vitals = _vitals(paths)
     changes: dict[str, Any] = {
-        "error": f"Interrupted: {reason}.{_what_is_known(paths)}",
-        "hint": _way_on(paths),
         "leftover_pids": [one.pid for one in leftovers],
         "running_seconds": max(record.running_seconds, vitals.running_seconds if vitals else 0.0),
         "peak_memory_bytes": vitals.peak_memory_bytes if vitals else None,
     }
+    if _was_being_evaluated(paths):
+        state.move(RunStatus.COMPLETED, f"the trainer completed; while it was evaluated, {reason}", **changes)
+        return state.record
+    changes |= {"error": f"Interrupted: {reason}.{_what_is_known(paths)}", "hint": _way_on(paths)}
     try:
         state.move(RunStatus.INTERRUPTED, reason, **changes)
     except OSError as error:
         _log.warning("run %s has lost its supervisor and cannot be closed now: %s", record.run_id, error)
         return record.model_copy(update={"status": RunStatus.INTERRUPTED, "detail": "", **changes})
     return state.record
+
+
+def _was_being_evaluated(paths: RunPaths) -> bool:
+    """The trainer had saved everything and stayed up for the evaluation alone: no exit can tell more."""
+    report = outcome.read_report(paths, "trainer")
+    return report is not None and report.status == "completed" and report.stays_s > 0
 
 
 def _way_on(paths: RunPaths) -> str:

@@ -47,6 +47,7 @@ _SIGTERM_SETTLE_S = 1.0
 """When the machine shuts down, children get SIGTERM when we do: wait for ours before judging theirs."""
 _GONE_S = 1.0
 """A directory that is missing for so long was deleted; shorter may be a network file system's hiccup."""
+_EVALUATING = "training is complete; the environment evaluates what was learned"
 _PREFERRED_PORTS = Ports(rollout_api=8000, trainer=8001)
 
 
@@ -75,6 +76,7 @@ class Supervisor:
         self._asked_to_end = anyio.Event()
         self._signalled: StopRequest | None = None  # a stop that could not be put on disk
         self._completed_at: float | None = None  # monotonic time at which the completion record was seen
+        self._stays_s = 0.0  # how long the trainer may stay up after it, to be evaluated; 0 = not at all
         self._env_may_go = False
         self._oom_kills_before = oom.count()
         self._logs = LogKeeper(self._limits.log_max_bytes, state.note)
@@ -299,16 +301,23 @@ class Supervisor:
         if not self._has_completed():
             return None
         if not known:
-            self._say("the trainer is done; waiting for it to exit")
+            self._say(_EVALUATING if self._stays_s else "the trainer is done; waiting for it to exit")
         code = trainer.poll()
         if code == 0 or (code is not None and trainer.forced):
             return Verdict(RunStatus.COMPLETED, "the trainer completed and exited")
         if code is not None:
-            return self._failure("trainer")
+            return self._lost_in_evaluation(trainer.exit_code) if self._stays_s else self._failure("trainer")
         assert self._completed_at is not None
-        if time.monotonic() - self._completed_at > self._limits.completion_exit_s:
+        if self._stays_s and "env" in self._processes and self._processes["env"].poll() is not None:
+            return Verdict(RunStatus.COMPLETED, "the trainer completed; the environment is gone and evaluates no more")
+        if time.monotonic() - self._completed_at > self._limits.completion_exit_s + self._stays_s:
             return Verdict(RunStatus.COMPLETED, "the trainer completed but did not exit; it was made to")
         return None
+
+    def _lost_in_evaluation(self, code: int | None) -> Verdict:
+        """All was saved before; what is missing is in the evaluation's own record."""
+        words = outcome.exit_words(code or 0)
+        return Verdict(RunStatus.COMPLETED, f"the trainer completed; while it was evaluated it {words}")
 
     def _has_completed(self) -> bool:
         """Whether the trainer's completion record is there; if so, its exit counts as one after it."""
@@ -316,6 +325,7 @@ class Supervisor:
             report = outcome.read_report(self._paths, "trainer")
             if report is not None and report.status == "completed":
                 self._completed_at = time.monotonic()
+                self._stays_s = report.stays_s
         return self._completed_at is not None
 
     def _stop_asked(self) -> Verdict | None:
@@ -435,12 +445,14 @@ class Supervisor:
         return verdict
 
     def _completed(self) -> bool:
-        """Proof as for any completion: the record, and exit 0 or one that we forced after the record."""
+        """Proof as for any completion: the record, and exit 0, one that we forced after the record, or one within the
+        evaluation that follows it."""
         trainer = self._processes.get("trainer")
         report = outcome.read_report(self._paths, "trainer")
         if trainer is None or report is None or report.status != "completed":
             return False
-        return trainer.exit_code == 0 or (trainer.forced and self._completed_at is not None)
+        forced = trainer.forced and self._completed_at is not None
+        return trainer.exit_code == 0 or forced or report.stays_s > 0
 
 
 def _deleted(folder: Path) -> Verdict:

@@ -24,6 +24,7 @@ from hermes_rl_mcp.contracts.results import (
     StopTraining,
     TestInference,
 )
+from hermes_rl_mcp.operations import evaluation
 from hermes_rl_mcp.server.figures import compared, expected
 
 _KEY_METRICS = ("reward/mean", "train/loss", "train/percent_correct", "policy/version", "rollouts/truncated_fraction")
@@ -138,6 +139,8 @@ def results(result: GetResults) -> str:
     lines.append(f"{steps}; {_pairs(last)}" if last else steps)
     if result.reward_first5 is not None and result.reward_last5 is not None:
         lines.append(f"mean reward {result.reward_first5:.3f} (first 5 steps) to {result.reward_last5:.3f} (last 5)")
+    if result.evaluation is not None:
+        lines.append(f"evaluation: {evaluation.words(result.evaluation)}")
     lines += _origin(result.resumed_from, result.resumed_step)
     lines.append(f"adapter: {result.adapter_path or 'none yet'}")
     lines += flags(result.flags)

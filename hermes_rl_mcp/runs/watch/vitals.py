@@ -188,7 +188,7 @@ def _figures(api: HealthReply | None, trainer: SamplingHealth | None, files: _Fi
         "progress": files.progress,
         "activity": trainer and trainer.activity,
         "phase": trainer and trainer.phase,
-        "env_groups": (env.sent, env.failed, env.dropped) if env else None,
+        "env_groups": (env.sent, env.failed, env.dropped, env.evaluating) if env else None,
     }
 
 
@@ -198,7 +198,7 @@ def _processes(
     doing: dict[ProcessName, str] = {
         "api": f"{api.queue_size} groups queued, {api.batches_out} batches out" if api else "",
         "trainer": trainer.phase if trainer else "",
-        "env": f"{files.env.running} groups under way, {files.env.sent} sent" if files.env else "",
+        "env": _said_by(files.env),
     }
     answers: dict[ProcessName, bool | None] = {"api": api is not None, "trainer": trainer is not None, "env": None}
     return {
@@ -207,6 +207,13 @@ def _processes(
         )
         for name, sight in files.family.members.items()
     }
+
+
+def _said_by(env: EnvState | None) -> str:
+    if env is None:
+        return ""
+    groups = f"{env.running} groups under way, {env.sent} sent"
+    return f"{groups}; evaluating, {env.evaluating}" if env.evaluating else groups
 
 
 def _text(progress: Path) -> str | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import START_ORDER, ProcessName
-from hermes_rl_mcp.contracts.sampling_api import SamplingHealth
+from hermes_rl_mcp.contracts.sampling_api import EVALUATING, SamplingHealth
 from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.runs.outcome import TITLES
 
@@ -66,6 +66,16 @@ def _silent(look: Look) -> Waiting | None:
             blocked = " and is blocked in the kernel (disk?)" if look.states.get(name) == "disk-sleep" else ""
             return Waiting(f"the {TITLES[name]} does not answer{blocked}", name)
     return None
+
+
+def _evaluating(look: Look) -> Waiting | None:
+    assert look.trainer
+    if look.trainer.phase != EVALUATING:
+        return None
+    still_s = look.still_s.get("activity", 0.0)
+    silence = f", no token decoded for {still_s:.0f} s" if still_s >= _STILL_S else ""
+    progress = (look.env.evaluating if look.env else "") or "not begun"
+    return Waiting(f"training is complete; base and adapter answer held-out items ({progress}{silence})", "env")
 
 
 def _training(look: Look) -> Waiting | None:
@@ -129,4 +139,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-_RULES: tuple[Callable[[Look], Waiting | None], ...] = (_held, _silent, _training, _sampling, _not_taken, _no_batch)
+_RULES: tuple[Callable[[Look], Waiting | None], ...] = (
+    *(_held, _silent, _evaluating),
+    *(_training, _sampling, _not_taken, _no_batch),
+)
