@@ -24,8 +24,8 @@ METRIC_NAMES: dict[str, str] = {
     "logprobs/mean": "mean sampler logprob of trained tokens, nats",
     "logprobs/mean_training": "mean trainer logprob of the same tokens before the step, nats",
     "logprobs/diff": "logprobs/mean - logprobs/mean_training",
-    "logprobs/mismatch_kl": "mean k3 estimate of the distance between sampler and trainer, nats; at policy/lag 0 that of "
-    "their arithmetic alone",
+    "logprobs/mismatch_kl": "mean k3 estimate of the distance between sampler and trainer, nats; at policy/lag 0 that "
+    "of their arithmetic alone",
     "advantages/mean": "mean advantage over trained tokens",
     "advantages/std": "population standard deviation of the advantage over trained tokens",
     "train/reward_mean": "same as reward/mean; the original's name",
@@ -157,6 +157,47 @@ class Evaluation(BaseModel):
     """``improved by 0.21, 95% interval 0.12 to 0.30``, ``got worse by ...`` or ``no detectable change ...``."""
     seconds: float = 0.0
     time: str = ""
+
+
+class ExportCheck(BaseModel):
+    """What an export gives when stock libraries load it from disk, against the trainer's own logprobs (nats, fp32)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tokens: int
+    """Of the probe texts."""
+    error_max: float
+    """Largest difference from the trainer, over the tokens."""
+    error_mean: float
+    tolerance_max: float
+    tolerance_mean: float
+    moved_max: float
+    """Largest difference from the base model: what training did."""
+    moved_mean: float
+    adapter_max_abs: float
+    """Largest absolute value in the adapter's B matrices; 0 = nothing was learned."""
+
+
+class ExportRecord(BaseModel):
+    """``export.json`` in the folder that ``hermes-rl export`` makes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = RECORDS_SCHEMA_VERSION
+    run_id: str
+    step: int
+    policy_version: int
+    format: Literal["adapter", "safetensors", "gguf"]
+    """``adapter`` is a PEFT folder, the others are whole models."""
+    dtype: str
+    base_model: str
+    base_sha256: str
+    created_at: str
+    check: ExportCheck
+    note: str = ""
+    """What the check could not cover."""
+    files: dict[str, str]
+    """Relative path to SHA-256."""
 
 
 class TrainerSummary(BaseModel):

@@ -120,7 +120,7 @@ def _reference(datum: Datum, at_M: Ids) -> Floats:
 
 def _candidates(values_TK: NDArray[Any] | None, at_M: Ids, width: int, filling: int, kind: type) -> NDArray[Any]:
     """[M, width]"""
-    full_MK = np.full((len(at_M), width), filling, kind)
+    full_MK: NDArray[Any] = np.full((len(at_M), width), filling, kind)
     if values_TK is not None:
         full_MK[:, : values_TK.shape[1]] = values_TK[at_M]
     return full_MK
