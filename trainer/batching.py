@@ -165,7 +165,8 @@ def _taught(datum: Datum) -> Flags:
     """Tokens that a teacher says something about."""
     if datum.distill_ids_TK is None:
         return np.zeros_like(datum.trainable_T)
-    return (datum.distill_ids_TK != NO_CANDIDATE).any(axis=1)
+    taught_T: Flags = (datum.distill_ids_TK != NO_CANDIDATE).any(axis=1)
+    return taught_T
 
 
 def _carrying(datum: Datum, config: TrainerConfig) -> int:

@@ -72,12 +72,16 @@ def plain_sequences(groups: Sequence[ScoredData], config: TrainerConfig) -> Iter
             known = [math.isfinite(value) and value <= 0 for value in logprobs]
             at = [j for j in range(1, length) if group.masks[i][j] != -100]
             at = [j for j in at if known[j] or config.missing_logprobs == "recompute"]
-            given = group.advantages[i] if group.advantages else [group.scores[i] - mean] * len(tokens)
-            out = notes.get("set_advantage_to_zero") or (length < len(tokens) and config.overlong == "drop")
-            if out or not at or (config.mask_truncated_completions and notes.get("finish_reason") == "length"):
-                continue
             ids, values = group.distill_token_ids, group.distill_logprobs
             teach = config.distill_coef > 0 and ids and values
+            given = group.advantages[i] if group.advantages else [group.scores[i] - mean] * len(tokens)
+            out = length < len(tokens) and config.overlong == "drop"
+            out |= config.mask_truncated_completions and notes.get("finish_reason") == "length"
+            if notes.get("set_advantage_to_zero"):  # what is left then is what a teacher says
+                given = [0.0] * len(tokens)
+                out |= not teach
+            if out or not at:
+                continue
             members.append(
                 Plain(
                     tokens=tokens[:length],
