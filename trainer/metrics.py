@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean, pstdev
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from hermes_rl_mcp.contracts.records import METRIC_NAMES
@@ -70,13 +71,13 @@ def step_metrics(
         "ratio/mean": found.ratio_mean if found else None,
         "ratio/max": found.ratio_max if found else None,
         "reward/mean": _mean(scores),
-        "reward/std": pstdev(scores) if scores else None,
+        "reward/std": _spread(scores),
         "logprobs/mean": logprob_mean,
         "logprobs/mean_training": training_mean,
         "logprobs/diff": None if logprob_mean is None or training_mean is None else logprob_mean - training_mean,
         "logprobs/mismatch_kl": found.mismatch_kl if found else None,
         "advantages/mean": _mean(advantages),
-        "advantages/std": pstdev(advantages) if advantages else None,
+        "advantages/std": _spread(advantages),
         "train/reward_mean": _mean(scores),
         "train/percent_correct": _mean([float(rollout.correct) for rollout in rollouts]),
         "eval/percent_correct": eval_percent_correct,
@@ -97,13 +98,12 @@ def step_metrics(
     return {**values, **_reward_parts(rollouts)}
 
 
-def _trained_values(batch: TrainingBatch) -> tuple[list[float], list[float]]:
-    """Sampler logprobs and advantages of the tokens that carried a gradient."""
-    logprobs = [
-        value for one in batch.data for value in one.sampler_logprobs_T[one.trainable_T & ~one.missing_T].tolist()
-    ]
-    advantages = [value for one in batch.data for value in one.advantages_T[one.trainable_T].tolist()]
-    return logprobs, advantages
+def _trained_values(batch: TrainingBatch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sampler logprobs, where there are some, and advantages of the tokens in the loss."""
+    none = np.zeros(0)
+    logprobs = [one.sampler_logprobs_T[one.trainable_T & ~one.missing_T] for one in batch.data]
+    advantages = [one.advantages_T[one.trainable_T] for one in batch.data]
+    return np.concatenate([none, *logprobs]), np.concatenate([none, *advantages])
 
 
 def _reward_parts(rollouts: Sequence[Rollout]) -> Metrics:
@@ -113,8 +113,13 @@ def _reward_parts(rollouts: Sequence[Rollout]) -> Metrics:
     }
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+def _mean(values: Sequence[float] | NDArray[np.float64]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _spread(values: Sequence[float] | NDArray[np.float64]) -> float | None:
+    """Population standard deviation."""
+    return float(np.std(values)) if len(values) else None
 
 
 def utc_now() -> str:

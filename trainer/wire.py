@@ -19,6 +19,8 @@ from trainer.backends.base import Flags, Floats, Ids
 
 NO_CANDIDATE = -1
 """Fills up positions where a teacher names fewer candidates than elsewhere."""
+_MOST_PROBABILITY = 1.01
+"""Rounding of 16-bit logprobs; more is a token named twice, or no logprobs at all."""
 
 
 class MalformedGroupError(ValueError):
@@ -157,6 +159,10 @@ def _candidates(group: ScoredData, at: int, wanted_T: Flags, vocabulary_size: in
         assert logprobs_K is not None
         unusable_K = ~(np.isfinite(logprobs_K) & (logprobs_K <= 0.0))
         _check(f"distill_logprobs[{at}][{place}]", logprobs_K, unusable_K, ", not a logprob")
+        if (total := float(np.exp(logprobs_K).sum())) > _MOST_PROBABILITY:
+            raise MalformedGroupError(
+                f"distill_logprobs[{at}][{place}] are of probabilities that add up to {total:.3g}"
+            )
         ids_TK[place, : len(ids_K)] = ids_K
         logprobs_TK[place, : len(ids_K)] = logprobs_K
     return ids_TK, logprobs_TK

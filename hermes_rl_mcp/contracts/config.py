@@ -75,8 +75,9 @@ class TrainerConfig(BaseModel):
     mask_truncated_completions: bool = False
     """Leave completions that ended by length out of the loss; their scores stay in the group's mean."""
     distill_coef: float = Field(0.0, ge=0)
-    """Weight of a distillation term: the KL from the ``distill_token_ids`` and ``distill_logprobs`` that a group
-    brings, normalised over these candidates, to the policy at temperature 1."""
+    """Weight of a distillation term: the KL from the teacher whose ``distill_token_ids`` and ``distill_logprobs`` a
+    group brings to the policy at temperature 1, over these candidates and all other tokens together. A group that
+    brings them is trained on even if its scores are equal."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
     adam_eps: float = Field(1e-8, gt=0)

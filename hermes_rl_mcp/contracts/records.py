@@ -15,7 +15,7 @@ METRIC_NAMES: dict[str, str] = {
     "train/adapter_max_abs": "largest absolute value in the LoRA B matrices",
     "train/entropy": "mean entropy of the policy over trained tokens before the step, nats, at their temperature",
     "train/kl_reference": "mean k3 estimate of the distance from the base model; null unless kl_coef is set",
-    "train/distill_kl": "mean distance from the teacher over its candidates, nats; null unless distill_coef is set",
+    "train/distill_kl": "mean distance from the teacher, nats, as distill_coef weighs it; null unless that is set",
     "train/clip_fraction": "trained tokens whose ratio the loss clipped, or importance_correction cut or left out",
     "ratio/mean": "mean of exp(trainer logprob - sampler logprob) over trained tokens, before any cap",
     "ratio/max": "largest of these ratios",

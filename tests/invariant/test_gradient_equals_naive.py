@@ -132,12 +132,13 @@ def policy_terms(config: TrainerConfig, l: Tensor, s: Tensor, advantages: Tensor
 
 
 def distillation_terms(logprobs_MV: Tensor, teacher: list[list[tuple[int, float]]]) -> Tensor:
-    """KL from the teacher, normalised over its candidates, to the policy."""
+    """KL from the teacher to the policy over its candidates and all other tokens together."""
     terms = []
     for row_V, candidates in zip(logprobs_MV, teacher, strict=True):
         ids = torch.tensor([token for token, _ in candidates], dtype=torch.long)
-        q = torch.log_softmax(torch.tensor([value for _, value in candidates], dtype=torch.float64), -1)
-        terms.append((torch.exp(q) * (q - row_V[ids])).sum())
+        q, p = torch.tensor([math.exp(value) for _, value in candidates], dtype=torch.float64), row_V[ids].exp()
+        q, p = torch.cat([q, 1 - q.sum()[None]]), torch.cat([p, 1 - p.sum()[None]])
+        terms.append((q * torch.log(q / p)).sum())
     return torch.stack(terms)
 
 
@@ -270,7 +271,7 @@ class Writer:
     def teacher(self, group: ScoredData) -> dict[str, Any]:
         """Candidates at every position, more or fewer of them."""
         ids = [[self.rng.sample(range(250), self.rng.randrange(1, 5)) for _ in one] for one in group.tokens]
-        values = [[[self.rng.uniform(-4, -1) for _ in place] for place in one] for one in ids]
+        values = [[[self.rng.uniform(-4, -1.5) for _ in place] for place in one] for one in ids]
         return {"distill_token_ids": ids, "distill_logprobs": values}
 
 

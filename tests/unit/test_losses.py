@@ -183,18 +183,31 @@ def test_every_kl_estimate_but_k2_averages_to_the_kl() -> None:
         assert (mean == pytest.approx(exact, rel=1e-5)) is (estimator != "k2")
 
 
-def test_distillation_is_the_kl_from_the_teachers_candidates_and_pulls_towards_them() -> None:
+def test_distillation_is_the_kl_over_the_teachers_candidates_and_the_rest() -> None:
     policy_MV = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=torch.float64).log()
     logits_MV = policy_MV.clone().requires_grad_()
     ids_MK = torch.tensor([[2, 1], [0, -1]])
-    teacher_MK = torch.tensor([[0.6, 0.2], [0.5, 1.0]], dtype=torch.float64).log()  # normalised: 0.75 and 0.25; 1
+    teacher_MK = torch.tensor([[0.7, 0.2], [0.5, 1.0]], dtype=torch.float64).log()
     chosen_MK = torch.log_softmax(logits_MV, -1).gather(1, ids_MK.clamp(min=0))
     terms_M = losses.distillation(chosen_MK, teacher_MK, ids_MK >= 0)
-    first = 0.75 * math.log(0.75 / 0.3) + 0.25 * math.log(0.25 / 0.6)
-    assert terms_M.tolist() == pytest.approx([first, math.log(1 / 0.2)])
+    first = 0.7 * math.log(0.7 / 0.3) + 0.2 * math.log(0.2 / 0.6) + 0.1 * math.log(0.1 / 0.1)
+    assert terms_M.tolist() == pytest.approx([first, 0.5 * math.log(0.5 / 0.2) + 0.5 * math.log(0.5 / 0.8)])
     (gradient_MV,) = torch.autograd.grad(terms_M.sum(), logits_MV)
-    assert gradient_MV[0].tolist() == pytest.approx([0.1, 0.6 - 0.25, 0.3 - 0.75])  # policy - teacher
-    assert gradient_MV[1].tolist() == pytest.approx([0.2 - 1.0, 0.2, 0.6])
+    assert gradient_MV[0].tolist() == pytest.approx([0.1 - 0.1, 0.6 - 0.2, 0.3 - 0.7])  # policy - teacher
+    assert gradient_MV[1].tolist() == pytest.approx([0.2 - 0.5, 0.2 - 0.5 * 0.25, 0.6 - 0.5 * 0.75])
+
+
+@pytest.mark.parametrize(("teacher", "pull"), [(0.7, -1), (0.1, 1), (0.4, 0)])
+def test_a_teacher_that_speaks_of_the_sampled_token_alone_draws_it_to_its_own_probability(
+    teacher: float, pull: int
+) -> None:
+    chosen_MK = torch.tensor([[math.log(0.4)]], dtype=torch.float64, requires_grad=True)
+    terms_M = losses.distillation(
+        chosen_MK, torch.tensor([[math.log(teacher)]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
+    )
+    (gradient_MK,) = torch.autograd.grad(terms_M.sum(), chosen_MK)
+    assert float(gradient_MK) == pytest.approx((0.4 - teacher) / 0.6, abs=1e-12)
+    assert math.copysign(pull, float(gradient_MK)) == pull or pull == 0
 
 
 def test_distillation_of_a_token_without_candidates_is_nothing() -> None:

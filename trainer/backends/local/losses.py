@@ -18,6 +18,9 @@ from torch import Tensor
 
 from trainer.backends.training import Estimator, LossSettings, Reduction
 
+_SMALLEST_REST = 1e-6
+"""Probability beyond a teacher's candidates that the policy is taken to have left at least: about fp32's rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -149,16 +152,20 @@ def kl(logprobs_M: Tensor, reference_M: Tensor, estimator: Estimator) -> Tensor:
 
 
 def distillation(chosen_MK: Tensor, teacher_MK: Tensor, present_MK: Tensor) -> Tensor:
-    """sum over the K candidates of q·(log q - log p): the KL from the teacher, whose logprobs are normalised over the
-    candidates that are ``present``, to the policy; 0 for a token without any. Top-k knowledge distillation (Hinton et
-    al. 2015, at temperature 1), on the policy's own samples.
+    """The KL from teacher to policy over the K candidates and "any other token": sum of q·(log q - log p), with
+    q = 1 - sum of the candidates' q for the last, and p likewise; 0 for a token without candidates. Never more than the
+    whole KL, and 0 only where the policy has the teacher's probabilities. Top-k knowledge distillation (Hinton et al.
+    2015, at temperature 1) on the policy's own samples. Nothing is normalised away: of a single candidate, the sampled
+    token itself, the policy is drawn up or down to the teacher's probability.
 
-    chosen_MK: the policy's logprobs of the candidates, with gradient, anything where not present.
+    chosen_MK: the policy's logprobs of the candidates, with gradient, anything where not ``present``.
     """
-    lowest = torch.finfo(teacher_MK.dtype).min
-    log_q_MK = torch.log_softmax(teacher_MK.masked_fill(~present_MK, lowest), dim=1)
-    terms_MK = log_q_MK.exp() * (log_q_MK - chosen_MK)
-    return terms_MK.masked_fill(~present_MK, 0.0).sum(dim=1)
+    q_MK = teacher_MK.exp().masked_fill(~present_MK, 0.0)
+    p_MK = chosen_MK.exp().masked_fill(~present_MK, 0.0)
+    rest_q_M = (1.0 - q_MK.sum(dim=1)).clamp(min=0.0)
+    log_rest_p_M = torch.log1p(-p_MK.sum(dim=1).clamp(max=1.0 - _SMALLEST_REST))
+    named_M = (q_MK * (teacher_MK - chosen_MK)).masked_fill(~present_MK, 0.0).sum(dim=1)
+    return named_M + torch.xlogy(rest_q_M, rest_q_M) - rest_q_M * log_rest_p_M
 
 
 def sequence_weights(lengths_S: Sequence[int], reduction: Reduction, max_token_length: int) -> NDArray[np.float64]:
