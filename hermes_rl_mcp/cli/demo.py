@@ -90,9 +90,9 @@ class Summary(BaseModel):
     steps: int = 0
     reward_first5: float | None = None
     reward_last5: float | None = None
-    evaluation: Evaluation | None = None
     adapter_path: str | None = None
     seconds: float
+    evaluation: Evaluation | None = None
     error: str | None = None
     hint: str | None = None
 

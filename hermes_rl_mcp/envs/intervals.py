@@ -4,14 +4,14 @@ Invariant: each interval holds the figure it belongs to, and has a width however
 are the same number outside of 0 to 1: then nothing is known of their scale).
 
 Scores that are all 0 or 1 get score intervals: Wilson's for an arm, Newcombe's for the difference. Graded scores get
-Student's t with a guard against samples that happen to be all equal (``mean_interval``).
+Student's t with a least width (``mean_interval``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
 LEVEL = 0.95
@@ -75,19 +75,14 @@ def newcombe(both: int, only_second: int, only_first: int, neither: int) -> Inte
 
 
 def mean_interval(values_N: Sequence[float], scale: tuple[float, float]) -> Interval:
-    """Of the mean of N graded values that lie within ``scale``: Student's t, m +- t_{N-1} s / sqrt(n).
-
-    Mean and variance are those of the sample and two imaginary values, one at each end of the scale, of weight 1/2 each
-    (n = N + 1): the device of Agresti and Min 2005 (Statistics in Medicine 24, 729-740) for matched pairs. So a rare
-    large difference that the sample happens to lack is allowed for. Cut to the scale; at least 2 values.
+    """Of the mean of N graded values that lie within ``scale``: Student's t, m +- t_{N-1} s / sqrt(N), but no narrower
+    than one further value can move the mean at most: (high - low) / N to either side. So values that happen to be all
+    equal do not pass for certainty. Cut to the scale; at least 2 values.
     """
     count, (low, high) = len(values_N), scale
-    weight = count + 1.0
-    mean = (sum(values_N) + (low + high) / 2) / weight
-    variance = (sum((value - mean) ** 2 for value in values_N) + ((low - mean) ** 2 + (high - mean) ** 2) / 2) / weight
-    half = student_t(count - 1) * math.sqrt(variance / weight)
-    plain = fmean(values_N)
-    return Interval(max(low, min(plain, mean - half)), min(high, max(plain, mean + half)))
+    mean = fmean(values_N)
+    half = max(student_t(count - 1) * stdev(values_N) / math.sqrt(count), (high - low) / count)
+    return Interval(max(low, mean - half), min(high, mean + half))
 
 
 def student_t(freedom: int) -> float:
