@@ -51,6 +51,10 @@ class Sampler:
     drop_next: int = 0
     """Connections to close without an answer."""
     delay_s: float = 0.0
+    delays: Callable[[], float] | None = None
+    """Of each request, in place of ``delay_s``."""
+    policy_version: int = 3
+    """As it stands when a request arrives."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies in order, with the path under ``path``."""
     answered_choices: int | None = None
@@ -96,8 +100,9 @@ class Sampler:
     async def _arrived(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = await request.json()
         self.requests.append({**body, "path": request.url.path, "headers": dict(request.headers)})
-        if self.delay_s:
-            await anyio.sleep(self.delay_s)
+        body["policy_version"] = self.policy_version
+        if delay_s := self.delays() if self.delays else self.delay_s:
+            await anyio.sleep(delay_s)
         return body
 
     def _scripted(self) -> Response | None:
@@ -112,7 +117,7 @@ class Sampler:
             "prompt_token_ids": prompt,
             "logprobs": [[[{str(i): lp}] for i, lp in zip(ids, lps, strict=True)] for ids, lps, _ in made],
             "finish_reasons": [finish for _, _, finish in made],
-            "policy_version": 3,
+            "policy_version": body["policy_version"],
         }
 
     def _sglang(self, body: dict[str, Any]) -> Any:
@@ -126,7 +131,7 @@ class Sampler:
                     "completion_tokens": len(ids),
                     "finish_reason": {"type": finish},
                     "output_token_logprobs": [[lp, i, None] for i, lp in zip(ids, lps, strict=True)],
-                    "policy_version": 3,
+                    "policy_version": body["policy_version"],
                 },
             }
             for ids, lps, finish in made
@@ -181,8 +186,9 @@ def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S, why: Call
 class Api:
     """The real rollout API as a process, and a trainer's requests. The socket stays, so a restart keeps the port."""
 
-    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environ: dict[str, str], *arguments: str) -> None:
         self.log = folder / "api.log"
+        self._arguments = arguments
         self._environ = environ
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -193,6 +199,7 @@ class Api:
     def start(self) -> None:
         fd = self._socket.fileno()
         command = [sys.executable, "-P", "-m", "hermes_rl_mcp.rollout_api", "--listen-fd", str(fd)]
+        command += self._arguments
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,

@@ -88,8 +88,8 @@ class EnvReport(BaseModel):
     """Steps that it makes groups for."""
     groups: list[BegunGroups] = Field(default_factory=list, max_length=1000)
     """Steps of which nothing is under way may be missing."""
-    wants: bool = True
-    """It would begin groups now if there were room."""
+    wants: int = Field(0, ge=0)
+    """Groups that it could begin now. What it is given room for counts as begun until its next report."""
     known_step: int | None = None
     """The ``current_step`` that it knows."""
     wait_s: float = Field(0.0, ge=0, le=60)

@@ -48,8 +48,10 @@ class BaseEnvConfig(BaseModel):
     """Weight of this environment among several on one rollout API."""
     batch_size: int = Field(-1, ge=-1)
     """Sequences per optimizer step; a multiple of group_size. -1 = what the trainer registered."""
-    max_batches_offpolicy: int = Field(3, ge=1)
-    """Batches that may be in flight or queued beyond the one being trained. 1 = as fresh as it gets."""
+    max_batches_offpolicy: int = Field(3, ge=0, le=1000)
+    """Batches that may be in flight or queued beyond the one being trained, and so also the largest lag: no answer is
+    trained on by a policy more than so many versions newer than the one that sampled it. 0 = on-policy: nothing is
+    sampled for the next batch until the current one is trained. From 1 on sampling goes on meanwhile, where it can."""
     tokenizer_name: str = "NousResearch/DeepHermes-3-Llama-3-3B-Preview"
     """Hub id or folder of the tokenizer; must be the sampled model's."""
     use_wandb: bool = True

@@ -15,6 +15,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from hermes_rl_mcp.contracts.rollout_api import (
+    EnvReport,
     InfoReply,
     RegisterEnv,
     RegisterEnvReply,
@@ -74,10 +75,12 @@ class RolloutClient:
     async def wandb_info(self) -> WandbInfoReply:
         return self._parsed(await self._call("GET", "/wandb_info"), WandbInfoReply)
 
-    async def status(self, env_id: int) -> StatusEnvReply:
-        """Raises UnregisteredError if the API forgot us. The id goes both ways that servers expect it."""
+    async def status(self, env_id: int, report: EnvReport | None = None) -> StatusEnvReply:
+        """Raises UnregisteredError if the API forgot us. The id goes both ways that servers expect it; an API that does
+        not know of reports answers at once, and without ``room``."""
         identity = {"env_id": env_id}
-        response = await self._call("GET", "/status-env", params=identity, json=identity, accept=(404,))
+        params = {**identity, **({"report": report.model_dump_json()} if report else {})}
+        response = await self._call("GET", "/status-env", params=params, json=identity, accept=(404,))
         if response.status_code == 404:
             raise UnregisteredError(f"The rollout API does not know environment {env_id}.")
         return self._parsed(response, StatusEnvReply)

@@ -1,7 +1,9 @@
 """The worker loop: keeps the trainer supplied with fresh groups until the process is told to stop.
 
-Invariants: queued and running groups together never exceed ``max_batches_offpolicy`` batches; every group made is
-counted as sent, dropped or failed; nothing here spins (a pass takes at least ``PASS_S``).
+Invariants: no group is begun for which the rollout API has no room (of an API that says nothing of room: queued and
+running groups together never exceed ``max_batches_offpolicy`` batches); every group made is counted as sent, dropped or
+failed; nothing here spins: the API holds back its answer until there is news, and without news a pass takes
+``POLL_S``.
 """
 
 from __future__ import annotations
@@ -15,25 +17,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_rl_mcp.contracts.rollout_api import InfoReply, RegisterEnv, ScoredData, StatusEnvReply
+from hermes_rl_mcp.contracts.rollout_api import (
+    EnvReport,
+    GroupNotes,
+    InfoReply,
+    RegisterEnv,
+    ScoredData,
+    StatusEnvReply,
+)
 from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.envs.base import BaseEnv, RolloutsFailedError
 from hermes_rl_mcp.envs.config import EvalHandling
 from hermes_rl_mcp.envs.evaluate import run_evaluation
 from hermes_rl_mcp.envs.groups import BadGroupError, Interval, Tally, checked
 from hermes_rl_mcp.envs.held_out import HeldOut
+from hermes_rl_mcp.envs.ledger import Ledger
 from hermes_rl_mcp.envs.reports import MetricLines, StateFile
 from hermes_rl_mcp.envs.rollout_client import RolloutClient, UnregisteredError
 from hermes_rl_mcp.errors import InvalidValueError
 
 log = logging.getLogger(__name__)
 
-PASS_S = 0.05
-"""Shortest time between two passes of the loop."""
+FIRST_PAUSE_S = 0.05
+"""After a failed group; doubled after each further one."""
 POLL_S = 0.1
-"""Between two looks at the queue while there is more to make."""
-IDLE_POLL_S = 1.0
-"""The same once everything was sent."""
+"""Between two looks where there is nothing to wait for: an API that answers at once, an item that is not there yet, the
+end of the trainer's last step."""
+LOOK_S = 1.0
+"""How long one question is held back by the API. By then the next one says anew what is under way."""
 LONGEST_PAUSE_S = 1.0
 """After failed groups."""
 POSITION_S = 1.0
@@ -59,7 +70,14 @@ class Worker:
         self.tally = Tally()
         self.held_out = held_out
         self.backlog: deque[Any] = deque()
+        self.ledger = Ledger()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._look: asyncio.Task[StatusEnvReply] | None = None
+        self._looked = (False, 0)
+        """What decides about the answer: whether there is room for more here, and how many were given up."""
+        self._looked_at = 0.0
+        self._step: int | None = None
+        """As the rollout API last said."""
         self._evaluation: asyncio.Task[None] | None = None
         self._evaluation_due = False
         self._final: asyncio.Task[None] | None = None
@@ -88,7 +106,7 @@ class Worker:
             if not stop.is_set():
                 loop.result()
         finally:
-            pending = {stopped, loop, *self._running()}
+            pending: set[asyncio.Task[Any]] = {stopped, loop, *self._running(), *({self._look} if self._look else ())}
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
@@ -101,13 +119,9 @@ class Worker:
     async def _loop(self) -> None:
         await self._register()
         while True:
-            started = time.monotonic()
-            finished = await self._pass(len(self._tasks))
-            await self._wait(IDLE_POLL_S if finished else POLL_S)
+            await self._pass()
             self.state.offer(self._state())
             self.tally.raise_if_hopeless()
-            if (rest_s := PASS_S - (time.monotonic() - started)) > 0:
-                await asyncio.sleep(rest_s)
 
     async def _register(self) -> None:
         config = self.env.config
@@ -125,6 +139,7 @@ class Worker:
         _check_sizes(config.group_size, self._info.batch_size)
         first = self._env_id < 0
         self._env_id = reply.env_id if reply.env_id is not None else -1
+        self._step = reply.starting_step
         self._total_steps = config.total_steps if config.total_steps > 0 else reply.num_steps or 0
         self._checkpoint_interval = reply.checkpoint_interval or 0
         if reply.checkpoint_dir:
@@ -137,35 +152,72 @@ class Worker:
             await self.held_out.plan(self._total_steps, batch_size)
         log.info("environment %d (%s) serves %d steps", self._env_id, reply.wandb_name, self._total_steps)
 
-    async def _pass(self, running_before: int) -> bool:
-        """One look at the queue and what follows from it. True if nothing is left to make.
+    async def _pass(self) -> None:
+        """Waits for news, of the API or of what is under way here, and acts on it."""
+        capacity = self._capacity()
+        asks = (capacity > 0, self.ledger.given_up)
+        if self._look is not None and not self._look.done() and asks != self._looked:
+            self._look.cancel()
+            self._look = None
+        if self._look is None:
+            self._look = asyncio.create_task(self.api.status(self._env_id, self._report(capacity)))
+            self._looked, self._looked_at = asks, time.monotonic()
+        await self._wait({self._look}, self._patience_s())
+        if self._look.done():
+            look, self._look = self._look, None
+            try:
+                await self._act(look.result())
+            except UnregisteredError:
+                log.warning("the rollout API does not know this environment any more; registering again")
+                await self._register()
+        if not await self._is_over():
+            self._evaluate_if_due()
 
-        ``running_before`` was counted before the look: a group sent in between is counted twice rather than not at all.
-        """
-        try:
-            status = await self.api.status(self._env_id)
-        except UnregisteredError:
-            log.warning("the rollout API does not know this environment any more; registering again")
-            await self._register()
-            status = await self.api.status(self._env_id)
-        await self._follow(status.current_step)
-        if await self._is_over(status.current_step):
-            return True
-        wanted, left = self._room(status, running_before)
-        for _ in range(wanted):
-            if not await self._start_one():
-                break
-        return left <= 0 and not self._tasks
+    def _report(self, capacity: int) -> EnvReport:
+        return EnvReport(
+            env_id=self._env_id,
+            max_batches_offpolicy=self.env.config.max_batches_offpolicy,
+            last_step=self._total_steps,
+            groups=self.ledger.groups(),
+            wants=max(0, capacity),
+            known_step=self._step,
+            wait_s=LOOK_S,
+        )
 
-    async def _is_over(self, step: int) -> bool:
+    def _patience_s(self) -> float:
+        """Until something here is due."""
+        if self._step is not None and self._step >= self._total_steps:
+            return POLL_S
+        pause_s = self._paused_until - time.monotonic()
+        return pause_s if 0 < pause_s < LOOK_S else LOOK_S
+
+    async def _act(self, status: StatusEnvReply) -> None:
+        """New groups first: the sampler waits for them. Then what a new step brings."""
+        step_before, self._step = self._step, status.current_step
+        before, self.env.curr_step = self.env.curr_step, status.current_step
+        self._evaluation_due |= _crosses(before, self._step, self.env.config.steps_per_eval)
+        begun = 0
+        wanted = min(self._room(status), self._capacity())
+        while begun < wanted and await self._start_one(self._step):
+            begun += 1
+        if begun < wanted:
+            self._paused_until = time.monotonic() + POLL_S  # no item
+        await self._follow(before, self._step)
+        no_news = not begun and self._step == step_before
+        if status.room is None or (no_news and time.monotonic() - self._looked_at < POLL_S):
+            await self._wait(set(), POLL_S)
+
+    async def _is_over(self) -> bool:
         """Whether the trainer has completed and waits for the evaluation, which is begun then. What else is under way
         has become useless and would only slow it."""
-        if self._final is None and self.held_out is not None and step >= self._total_steps and self.held_out.due():
+        at_end = self._step is not None and self._step >= self._total_steps
+        if self._final is None and self.held_out is not None and at_end and self.held_out.due():
             useless = self._running()
             for task in useless:
                 task.cancel()
             await asyncio.gather(*useless, return_exceptions=True)
             self._tasks.clear()
+            self.ledger.abandon()
             self._evaluation, self._evaluation_due = None, False
             self._final = asyncio.create_task(self.held_out.run())
         return self._final is not None
@@ -178,17 +230,27 @@ class Worker:
         evaluating = self.held_out.progress if self.held_out is not None and self._final is not None else ""
         return self.tally.state(len(self._tasks)).model_copy(update={"evaluating": evaluating})
 
-    def _room(self, status: StatusEnvReply, running: int) -> tuple[int, int]:
-        """How many groups to start now, and how many are still to be made at all."""
+    def _room(self, status: StatusEnvReply) -> int:
+        """Groups that the API lets us begin."""
+        if status.room is not None:
+            return status.room
         config = self.env.config
-        per_batch = max(1, self._info.batch_size // config.group_size)
+        if config.max_batches_offpolicy == 0:
+            raise InvalidValueError(
+                "max_batches_offpolicy = 0 needs a rollout API that knows what is in training; this one does not say.",
+                hint="Use run-api of hermes-rl-mcp, or set max_batches_offpolicy to 1.",
+            )
+        per_batch: int = max(1, self._info.batch_size // config.group_size)
         steps_left = self._total_steps - status.current_step - status.batches_out
-        left = steps_left * per_batch - status.queue_size - running
-        fresh = config.max_batches_offpolicy * per_batch - status.queue_size - running
-        workers = self._workers() - running
+        held = status.queue_size + len(self._tasks)
+        batches: int = min(steps_left, config.max_batches_offpolicy)
+        return batches * per_batch - held
+
+    def _capacity(self) -> int:
+        """Groups that could be begun here now."""
         if time.monotonic() < self._paused_until:
-            workers = 0
-        return max(0, min(left, fresh, workers)), left
+            return 0
+        return self._workers() - len(self._tasks)
 
     def _workers(self) -> int:
         """Groups that may run at once, now."""
@@ -203,7 +265,7 @@ class Worker:
                 return int(limit * config.eval_limit_ratio)
         return limit
 
-    async def _start_one(self) -> bool:
+    async def _start_one(self, step: int) -> bool:
         item = self.backlog.popleft() if self.backlog else await self.env.get_next_item()
         if item is None:
             if not self._dry:
@@ -211,12 +273,13 @@ class Worker:
             self._dry = True
             return False
         self._dry = False
-        self._tasks.add(asyncio.create_task(self._make(item)))
+        self.ledger.begin(step)
+        self._tasks.add(asyncio.create_task(self._make(item, step)))
         return True
 
-    async def _wait(self, timeout_s: float) -> None:
-        """Until something running ends, at most ``timeout_s``; what ended is taken note of."""
-        watched = self._running()
+    async def _wait(self, further: set[asyncio.Task[StatusEnvReply]], timeout_s: float) -> None:
+        """Until something running or ``further`` ends, at most ``timeout_s``; what ended is taken note of."""
+        watched: set[asyncio.Task[Any]] = {*self._running(), *further}
         if watched:
             await asyncio.wait(watched, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         else:
@@ -228,28 +291,32 @@ class Worker:
             done, self._evaluation = self._evaluation, None
             done.result()
 
-    async def _make(self, item: Any) -> None:
-        """One item to its group or groups, sent. Only a lost rollout API gets out of here."""
+    async def _make(self, item: Any, step: int) -> None:
+        """One item to its group or groups, sent. Only a lost rollout API gets out of here. ``step``: when it began."""
         limit_s = self.env.config.worker_timeout
         try:
             async with asyncio.timeout(limit_s) as scope:
                 groups, more = await self.env.collect_trajectories(item)
         except TimeoutError as error:
-            self._failed(
-                RolloutsFailedError(f"no group within worker_timeout = {limit_s:g} s") if scope.expired() else error
-            )
+            late = RolloutsFailedError(f"no group within worker_timeout = {limit_s:g} s")
+            self._failed(late if scope.expired() else error, step)
             return
         except Exception as error:  # noqa: BLE001 - user code and its endpoints; one failed group is data, the run goes on
-            self._failed(error)
+            self._failed(error, step)
             return
         self.backlog.extend(more or [])
         if groups is None:
-            self._failed(RolloutsFailedError("collect_trajectories returned no group"))
+            self._failed(RolloutsFailedError("collect_trajectories returned no group"), step)
             return
-        for group in groups if isinstance(groups, list) else [groups]:
-            await self._send(group)
+        several = groups if isinstance(groups, list) else [groups]
+        if several:
+            self.ledger.begin(step, len(several) - 1)
+        else:
+            self.ledger.give_up(step)
+        for group in several:
+            await self._send(group, step)
 
-    async def _send(self, group: Mapping[str, Any]) -> None:
+    async def _send(self, group: Mapping[str, Any], step: int) -> None:
         config = self.env.config
         try:
             data = checked(
@@ -258,24 +325,27 @@ class Worker:
                 max_token_len=self._info.max_token_len,
                 refuse_equal_scores=config.ensure_scores_are_not_same,
             )
-            await self.api.send(_addressed(data, self._env_id, config.include_messages))
+            notes = GroupNotes(
+                group_id=uuid.uuid4().hex, begun_step=step, max_batches_offpolicy=config.max_batches_offpolicy
+            )
+            await self.api.send(_addressed(data, self._env_id, notes, config.include_messages))
         except BadGroupError as error:
+            self.ledger.give_up(step)
             self.tally.count_dropped(error)
             return
+        self.ledger.sent(step)
         self.tally.count_sent()
         self._interval.add(data)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, step: int) -> None:
+        self.ledger.give_up(step)
         self.tally.count_failed(error)
-        pause_s = min(LONGEST_PAUSE_S, PASS_S * 2**self.tally.unusable_in_a_row)
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.tally.unusable_in_a_row)
         self._paused_until = time.monotonic() + pause_s
 
-    async def _follow(self, step: int) -> None:
-        """What a new trainer step brings: a metrics line, a checkpoint, an evaluation."""
-        before, self.env.curr_step = self.env.curr_step, step
+    async def _follow(self, before: int, step: int) -> None:
+        """What a new trainer step brings: a metrics line, a checkpoint, now and then a position."""
         if step > before:
-            if _crosses(before, step, self.env.config.steps_per_eval):
-                self._evaluation_due = True
             if _crosses(before, step, self._checkpoint_interval):
                 # Named like the trainer's checkpoint, even if several steps went by since the last look.
                 self._save_position(step - step % self._checkpoint_interval)
@@ -283,9 +353,11 @@ class Worker:
                 await self._log_step()
         if step > self._position_seen and time.monotonic() - self._position_at >= POSITION_S:
             self._save_position(step)
+
+    def _evaluate_if_due(self) -> None:
         if self._evaluation_due and self._evaluation is None and not self._must_finish_first():
             self._evaluation_due = False
-            self._evaluation = asyncio.create_task(self._evaluate(step))
+            self._evaluation = asyncio.create_task(self._evaluate(self.env.curr_step))
 
     def _save_position(self, step: int) -> None:
         """Where the environment stands. Between the trainer's checkpoints only the newest is kept: whoever goes on
@@ -326,9 +398,9 @@ class Worker:
             self.metrics.write(step, report.metrics)
 
 
-def _addressed(data: ScoredData, env_id: int, with_messages: bool) -> ScoredData:
+def _addressed(data: ScoredData, env_id: int, notes: GroupNotes, with_messages: bool) -> ScoredData:
     """With our id on it. Two groups that happen to hold the same samples must not look like one sent twice."""
-    mark = {**(data.group_overrides or {}), "group_id": uuid.uuid4().hex}
+    mark = {**(data.group_overrides or {}), **notes.model_dump()}
     messages = data.messages if with_messages else None
     return data.model_copy(update={"env_id": env_id, "group_overrides": mark, "messages": messages})
 

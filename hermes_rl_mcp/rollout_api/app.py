@@ -271,11 +271,13 @@ class _Rim:
 
         def look() -> StatusEnvReply | None:
             status = env_status(self._rollouts, env_id, report)
-            news = status.current_step != report.known_step or (report.wants and status.room)
-            return status if news else None
+            return status if status.room or status.current_step != report.known_step else None
 
         found = await self._when_found(request, look, report.wait_s)
-        return _reply(found or env_status(self._rollouts, env_id, report))
+        status = found or env_status(self._rollouts, env_id, report)
+        if status.room:
+            self._rollouts.pace.granted(env_id, status.current_step, status.room)
+        return _reply(status)
 
     # Everybody
 

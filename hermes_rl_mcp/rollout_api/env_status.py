@@ -52,7 +52,7 @@ def env_status(rollouts: Rollouts, env_id: int, report: EnvReport | None = None)
 
 
 def _room(rollouts: Rollouts, report: EnvReport, live: dict[int, RegisterEnv], weight: float) -> int:
-    """Groups that the environment may begin now."""
+    """Groups that the environment may begin now, and can."""
     state, registration = rollouts.state, rollouts.state.registration
     if registration is None or rollouts.crowded or rollouts.awaits_reports():
         return 0
@@ -66,9 +66,9 @@ def _room(rollouts: Rollouts, report: EnvReport, live: dict[int, RegisterEnv], w
     kept = sum(max(0, least - have.get(env_id, 0)) for env_id, least in shares.items() if env_id != report.env_id)
     groups = min(free - kept, left) // size
     if groups > 0:
-        return max(1, math.ceil(groups * weight)) if len(live) > 1 else groups
+        return min(report.wants, math.ceil(groups * weight) if len(live) > 1 else groups)
     stuck = left >= size and not rollouts.batches_out and not rollouts.pace.under_way(sizes) and not rollouts.ready
-    return int(stuck)
+    return min(report.wants, int(stuck))
 
 
 def _sequences_by_owner(rollouts: Rollouts, sizes: dict[int, int]) -> dict[int | None, int]:

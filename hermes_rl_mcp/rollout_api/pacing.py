@@ -59,6 +59,11 @@ class Pace:
         ledger = self._ledgers[report.env_id] = _Ledger(report.max_batches_offpolicy, begun, received)
         return before is not None and sum(ledger.under_way().values()) < sum(before.under_way().values())
 
+    def granted(self, env_id: int, step: int, count: int) -> None:
+        """It was told to begin so many: they count as begun until it says what it did, or others would get them too."""
+        begun = self._ledgers[env_id].begun
+        begun[step] = begun.get(step, 0) + count
+
     def received(self, groups: Iterable[Group]) -> None:
         for group in groups:
             ledger = self._ledgers.get(group.env_id) if group.env_id is not None else None
