@@ -24,6 +24,10 @@ Knobs per role (all optional):
   silent_before_death S   answer nothing for so long before ``die_on_go``
   report {...}            ChildReport fields written before exit
   hang_after_report       do not exit after the completion record
+  stays_s S               trainer: stay up after the completion record, which says so, until there is an evaluation
+  lost_in_evaluation CODE trainer: exit so (negative = by that signal) once it stays up and ``RUN/go`` exists
+  evaluates {...}         env: write that as the evaluation once the trainer stays up and ``RUN/go`` exists
+  leaves_evaluation CODE  env: exit then instead
   no_report               exit 0 without the completion record
   hold_at N               trainer: wait after step N until ``RUN/go`` exists
   hang_at N               trainer: do nothing after step N for ever
@@ -72,6 +76,7 @@ class Child:
         self.silent = False
         self.environments = 0
         self.step = 0
+        self.staying = False
 
     def health(self) -> dict[str, Any]:
         nonce = self.knobs.get("nonce", self.config["run"]["nonce"])
@@ -177,6 +182,8 @@ class Child:
                 self.silent = True
                 time.sleep(knobs["silent_before_death"])
             return self.die(knobs["die_on_go"])
+        if "evaluates" in knobs or "leaves_evaluation" in knobs:
+            return self.evaluate()
         return self.train() if self.role == "trainer" else wait_for_ever()
 
     def die(self, code: int) -> int:
@@ -243,10 +250,28 @@ class Child:
                 raise RuntimeError(f"a bug after step {step}")
         if self.knobs.get("no_report"):
             return 0
-        self.report("completed", total, detail=self.summary(total))
+        stays = {"stays_s": self.knobs["stays_s"]} if "stays_s" in self.knobs else {}
+        self.staying = bool(stays)
+        self.report("completed", total, detail=self.summary(total), **stays)
         if self.knobs.get("hang_after_report"):
             wait_for_ever()
+        if "lost_in_evaluation" in self.knobs:
+            self.wait_for_go()
+            return self.die(self.knobs["lost_in_evaluation"])
+        while stays and not (self.run_dir / "evaluation.json").exists():
+            time.sleep(0.02)
         return int(self.knobs.get("exit_code", 0))
+
+    def evaluate(self) -> int:
+        while not (self.run_dir / "report_trainer.json").exists():
+            time.sleep(0.02)
+        self.wait_for_go()
+        if "leaves_evaluation" in self.knobs:
+            return self.die(self.knobs["leaves_evaluation"])
+        path = self.run_dir / "evaluation.json"
+        path.with_suffix(".tmp").write_text(json.dumps(self.knobs["evaluates"]))
+        path.with_suffix(".tmp").replace(path)
+        return wait_for_ever()
 
     def first_step(self) -> int:
         """Behind the last one on record, if told to resume; else a used directory is refused, as by the real one."""
@@ -298,7 +323,7 @@ class Child:
         """SIGTERM."""
         if "checkpoint_every" in self.knobs and self.step:
             self.checkpoint()
-        os._exit(self.knobs.get("term_exit", 143 if self.role == "trainer" else 0))
+        os._exit(0 if self.staying else self.knobs.get("term_exit", 143 if self.role == "trainer" else 0))
 
 
 def end_with_tests(pid: int) -> None:

@@ -41,6 +41,19 @@ def look(**changes: Any) -> Look:
             "trainer",
             "the trainer does not answer and is blocked in the kernel (disk?)",
         ),
+        (
+            {
+                "trainer": trainer(phase="evaluating", open_requests=2),
+                "env": EnvState(time="t", evaluating="base: 3 of 40 answers"),
+            },
+            "env",
+            "training is complete; base and adapter answer held-out items (base: 3 of 40 answers)",
+        ),
+        (
+            {"trainer": trainer(phase="evaluating"), "still_s": {"activity": 40.0}},
+            "env",
+            "training is complete; base and adapter answer held-out items (not begun, no token decoded for 40 s)",
+        ),
         ({"api": api(batches_out=1)}, "trainer", "the trainer trains a batch, step 5"),
         (
             {"api": api(batches_out=1), "still_s": {"activity": 310.4}},
