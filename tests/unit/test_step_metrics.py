@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,43 @@ def test_values_follow_from_the_batch() -> None:
         "train/loss": 0.25,
     }
     assert {name: values[name] for name in expected} == pytest.approx(expected)
+
+
+def test_what_the_pass_found_is_in_the_metrics() -> None:
+    found = ForwardBackward(
+        loss=0.25,
+        tokens=4,
+        logprob_mean=-0.9,
+        seconds=0.25,
+        entropy=1.5,
+        clip_fraction=0.125,
+        ratio_mean=1.25,
+        ratio_max=3.0,
+        mismatch_kl=0.01,
+        kl_reference=0.2,
+        distill_kl=0.3,
+    )
+    values = _metrics([_group([1.0, 0.0])], replace(RESULT, found=found))
+    expected = {
+        "train/grad_norm": 2.0,
+        "train/entropy": 1.5,
+        "train/clip_fraction": 0.125,
+        "train/kl_reference": 0.2,
+        "train/distill_kl": 0.3,
+        "ratio/mean": 1.25,
+        "ratio/max": 3.0,
+        "logprobs/mismatch_kl": 0.01,
+        "time/train_s": 0.5,
+    }
+    assert {name: values[name] for name in expected} == expected
+
+
+def test_means_are_over_the_tokens_in_the_loss_alone() -> None:
+    """Neither a prompt, nor a sequence that was taken out of the loss, nor a group without signal counts."""
+    zeroed = [{}, {}, {"set_advantage_to_zero": True}]
+    values = _metrics([_group([1.0, 0.5, 0.0], zeroed), _group([1.0, 1.0])])
+    assert (values["advantages/mean"], values["advantages/std"]) == (0.25, 0.25)
+    assert (values["logprobs/mean"], values["tokens/trained"]) == (-1.0, 2)
 
 
 def test_percent_correct_follows_the_correct_part_where_there_is_one() -> None:

@@ -158,11 +158,45 @@ def test_a_batch_with_signal_starts_the_count_anew(rig: Rig) -> None:
     [
         (_group([1.0, 0.0], inference_logprobs=None), "logprob"),
         (_group([1.0, 0.0], masks=[[1]] * 2), "well formed"),
+        (
+            _group([1.0, 0.0], tokens=[[*PROMPT, 10**6, 60, 1]] * 2),
+            r"group 0: tokens\[0\]\[3\] is 1000000; the model's",
+        ),
+        (_group([1.0, 0.0], overrides=[{"finish_reason": "length"}] * 2), r"out of the loss .*2 ended by length"),
     ],
 )
 def test_the_diagnosis_names_the_cause(rig: Rig, broken: ScoredData, words: str) -> None:
     with pytest.raises(TrainingFailedError, match=words):
-        rig.run([[broken]] * 2, max_steps_without_signal=2)
+        rig.run([[broken]] * 2, max_steps_without_signal=2, mask_truncated_completions=True)
+
+
+@pytest.mark.parametrize(("rule", "words", "trained"), [("cut", "cut", 4), ("drop", "left out", 0)])
+def test_sequences_beyond_the_trainers_limit_are_in_log_metrics_and_outcome(
+    rig: Rig, caplog: pytest.LogCaptureFixture, rule: str, words: str, trained: int
+) -> None:
+    outcome = rig.run([SIGNAL[:1]] * 2, max_token_trainer_length=5, overlong=rule)
+    assert outcome.overlong_sequences == 4
+    assert [(line["rollouts/overlong"], line["tokens/trained"]) for line in rig.metrics()] == [(2, trained)] * 2
+    assert f"step 2: 2 sequences beyond max_token_trainer_length 5 {words}" in caplog.text
+
+
+def test_tokens_without_logprob_are_trained_on_if_so_configured_and_in_log_metrics_and_outcome(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    text_only = [_group([1.0, 0.0], inference_logprobs=None)]
+    outcome = rig.run([text_only], missing_logprobs="recompute")
+    assert outcome.missing_logprobs == 6
+    [line] = rig.metrics()
+    assert (line["tokens/missing_logprobs"], line["tokens/trained"], line["policy/version"]) == (6, 6, 1)
+    assert (line["ratio/mean"], line["logprobs/mean"], line["logprobs/diff"]) == (None, None, None)
+    assert "step 1: 6 tokens without logprob taken as sampled by the current policy" in caplog.text
+
+
+def test_a_sequence_set_to_zero_does_not_count_as_trained(rig: Rig) -> None:
+    rig.run([[_group([1.0, 0.5, 0.0], overrides=[{}, {}, {"set_advantage_to_zero": True}])]])
+    [line] = rig.metrics()
+    assert line["tokens/trained"] == 3, "the second's advantage is 0, too"
+    assert (line["reward/mean"], line["rollouts/length_mean"]) == (0.5, 3.0)
 
 
 NOT_FINITE = [_group([1.0, 0.0], logprob=-1e4)]
