@@ -220,7 +220,7 @@ def test_concurrent_requests_share_passes_and_get_their_own_answers(model: Loade
                 waiting = [
                     pool.submit(_sglang, client, ids, temperature=0.0, max_new_tokens=30, n=2) for ids in prompts
                 ]
-                until(lambda: len(backend._engine._waiting) == 8)
+                until(lambda: backend.open_requests == 8)
                 hold.set()
                 together = [[_tokens(reply) for reply in future.result()] for future in waiting]
             after = backend.stats
@@ -421,8 +421,7 @@ def test_a_client_that_goes_away_takes_its_waiting_request_along(model: LoadedMo
             backend._engine.run(hold.wait, exclusive=False)
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/generate", json={"input_ids": [5]}, timeout=0.3)
-            request = backend._engine._waiting[0]
-            until(request.answer.future.cancelled)
+            until(lambda: backend.open_requests == 0)
             hold.set()
             _sglang(client, [5], max_new_tokens=1)
     finally:

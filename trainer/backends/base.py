@@ -113,6 +113,8 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason = "length"
+    policy_version: int = 0
+    """The one that sampled all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,10 @@ class EngineStats:
     sample_s: float = 0.0
     forward_passes: int = 0
     prefill_passes: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens computed."""
+    reused_tokens: int = 0
+    """Prompt tokens that had been computed before."""
     requests: int = 0
     """Requests answered."""
     most_rows: int = 0

@@ -58,6 +58,7 @@ class LocalBackend:
             max_cache_tokens=_cache_tokens(model),
             seed=config.seed,
             version=lambda: self._version,
+            cut=config.samples_in_flight == "cut",
         )
 
     @classmethod
@@ -246,8 +247,8 @@ class LocalBackend:
             with model.peft.disable_adapter():
                 return self._greedy(ids, max_tokens, True)
         request = SampleRequest(tuple(ids), temperature=0.0)
-        row = Row(request, 0, 0, min(max_tokens, model.context_length - len(ids)), None)
-        batch = DecodeBatch(model, torch.Generator(model.device))
+        row = Row(request, 0, min(max_tokens, model.context_length - len(ids)))
+        batch = DecodeBatch(model, torch.Generator())
         batch.admit([[row]])
         while not row.done:
             self._passes += 1

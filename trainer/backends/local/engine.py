@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,10 +29,17 @@ from trainer.backends.base import (
     SamplerUnavailableError,
 )
 from trainer.backends.local.decode import DecodeBatch, Row
+from trainer.backends.local.kv import Stretch
 from trainer.backends.local.model import LoadedModel
+from trainer.backends.local.prefix import PrefixCache
+from trainer.backends.local.scheduler import Limits, Scheduler, Start, Waiting
 
-_PREFILL_TOKENS = 8192
-"""Padded prompt tokens per prefill pass; bounds its activations."""
+_PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""Padded prompt tokens per prefill pass; bounds its activations. More make no pass faster."""
+_PREFIX_SHARE = 8
+"""One part in so many of the key-value memory is for what was computed before."""
+_PREFIX_BYTES = 512 * 2**20
+"""And at most this."""
 _CLOSE_TIMEOUT_S = 30.0
 """For the pass under way when the engine is closed; a pass of a large model takes seconds."""
 
@@ -40,22 +47,15 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Request:
-    """A request, or a slice of one with more completions than rows fit at once."""
-
-    request: SampleRequest
-    first: int
-    count: int
-    answer: _Answer
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Answer:
     future: Future[SampleResult]
     completions: list[Completion | None]
     on_token: OnToken | None
-    version: int | None = None
+
+    def given_up(self) -> bool:
+        """Cancelled, or failed with another completion of it."""
+        return self.future.done()
 
 
 @dataclass(slots=True)
@@ -70,19 +70,42 @@ class Engine:
     """``version`` is read on the compute thread and returned with every sample."""
 
     def __init__(
-        self, model: LoadedModel, *, max_rows: int, max_cache_tokens: int, seed: int, version: Callable[[], int]
+        self,
+        model: LoadedModel,
+        *,
+        max_rows: int,
+        max_cache_tokens: int,
+        seed: int,
+        version: Callable[[], int],
+        cut: bool = False,
     ) -> None:
+        """``cut``: completions under way when a job that holds is ready end with ``length`` in place of delaying it;
+        those of an evaluation are finished all the same."""
         self._model = model
-        self._max_rows = max_rows
-        self._max_cache_tokens = max_cache_tokens
         self._version = version
-        self._generator = torch.Generator(model.device).manual_seed(seed)
-        self._batch = DecodeBatch(model, self._generator)
+        self._cut = cut
+        self._generator = torch.Generator().manual_seed(seed)
+        for_prefixes = min(
+            max_cache_tokens // _PREFIX_SHARE,
+            _PREFIX_BYTES // model.kv_bytes_per_token,
+            max(0, max_cache_tokens - model.context_length),
+        )
+        self._prefix: PrefixCache[Stretch] = PrefixCache(for_prefixes)
+        self._prefix_version = version()
+        self._batch = DecodeBatch(model, self._generator, self._prefix)
+        self._scheduler: Scheduler[_Answer] = Scheduler(
+            Limits(
+                rows=max_rows,
+                cache_tokens=max_cache_tokens - for_prefixes,
+                prefill_tokens=_PREFILL_TOKENS.get(model.device.type, _PREFILL_TOKENS["cpu"]),
+                mixed_adapter=model.rows.complete,
+                mixed_prefill=model.free_masks,
+            )
+        )
         self._wake = threading.Condition()
-        self._waiting: deque[_Request] = deque()
         self._jobs: deque[_Job] = deque()
-        self._owners: dict[int, _Answer] = {}
-        self._next_owner = 0
+        self._answers: dict[Row, _Answer] = {}
+        """Of the rows under way."""
         self._closed = False
         self._held = False
         self.failure: Exception | None = None
@@ -110,15 +133,16 @@ class Engine:
 
     def submit(self, request: SampleRequest, on_token: OnToken | None = None) -> Future[SampleResult]:
         """The future never counts as running: cancelling it always succeeds until it has its result, and takes rows
-        that are under way out before the next pass. ``on_token`` must be quick: every pass waits for it."""
+        that are under way out before the next pass. ``on_token`` must be quick: every pass waits for it.
+
+        Raises InvalidValueError for a request that could never fit, SamplerUnavailableError after ``close``.
+        """
+        budget = min(request.max_tokens, self._model.context_length - len(request.prompt_ids))
+        self._scheduler.refuse(request, budget)
         answer = _Answer(Future(), [None] * request.n, on_token)
-        slices = [
-            _Request(request, first, min(self._max_rows, request.n - first), answer)
-            for first in range(0, request.n, self._max_rows)
-        ]
         with self._wake:
             self._refuse_if_closed()
-            self._waiting.extend(slices)
+            self._scheduler.add(Waiting(request, budget, answer))
             self._count_open(1)
             self._wake.notify()
         answer.future.add_done_callback(lambda future: self._count_open(-1))
@@ -172,12 +196,11 @@ class Engine:
                 if self._closed:
                     break
                 job = self._next_job()
-                admitted = [] if self._jobs or job or self._held else self._take_waiting()
             if job is not None:
                 self._run(job)
-                continue
-            self._decode(admitted)
-        waiting: list[Future[Any]] = [request.answer.future for request in self._waiting]
+            else:
+                self._decode()
+        waiting: list[Future[Any]] = [one.ticket.future for one in self._scheduler.take_all()]
         self._fail(
             SamplerUnavailableError("the sampler is shutting down"), waiting + [job.future for job in self._jobs]
         )
@@ -198,7 +221,7 @@ class Engine:
         return job
 
     def _can_decode(self) -> bool:
-        return bool(self._batch.rows or (self._waiting and not self._held and not self._jobs))
+        return bool(self._batch.rows or (self._scheduler and not self._held and not self._jobs))
 
     def _run(self, job: _Job) -> None:
         self._jobs_begun += 1
@@ -209,47 +232,35 @@ class Engine:
         except BaseException as error:  # noqa: BLE001  whatever ended the job belongs to the one who waits for it
             if job.hold or self._held:
                 self.release()
+            self._after(job)
             job.future.set_exception(error)
         else:
             if job.hold:
                 with self._wake:
                     self._held = True
+            self._after(job)
             job.future.set_result(result)
 
-    def _take_waiting(self) -> list[_Request]:
-        """As many waiting requests, in order, as rows, cache and prefill allow; at least one if nothing runs."""
-        taken: list[_Request] = []
-        rows = len(self._batch.rows)
-        width = self._batch.columns + max((row.budget for row in self._batch.rows), default=0)
-        longest = 0
-        while self._waiting:
-            head = self._waiting[0]
-            if head.answer.future.done():  # cancelled, or another slice of it failed
-                self._waiting.popleft()
-                continue
-            width = max(width, len(head.request.prompt_ids) + head.request.max_tokens)
-            longest = max(longest, len(head.request.prompt_ids))
-            fits = rows + head.count <= self._max_rows and (rows + head.count) * width <= self._max_cache_tokens
-            if not (fits and (len(taken) + 1) * longest <= _PREFILL_TOKENS) and (taken or self._batch.rows):
-                break
-            self._waiting.popleft()
-            rows += head.count
-            taken.append(head)
-        return taken
+    def _after(self, job: _Job) -> None:
+        if job.exclusive:  # it may have changed the weights, under whatever version
+            self._prefix.forget(adapter=True)
 
-    def _decode(self, admitted: list[_Request]) -> None:
+    def _decode(self) -> None:
+        """One pass, if there is one to do: a prefill of what may begin now, else one token for every row."""
         start = time.perf_counter()
+        drawn: list[Row] = []
         try:
             with torch.inference_mode():
-                if given_up := {owner for owner, answer in self._owners.items() if answer.future.done()}:
-                    self._batch.drop(given_up)
-                if admitted:
-                    groups = [self._rows(request) for request in admitted]
+                self._batch.leave([row for row, answer in self._answers.items() if answer.given_up()])
+                finished = self._cut_rows()
+                starts = self._starts()
+                if starts:
+                    groups = self._groups(starts)
                     drawn = [row for group in groups for row in group]
-                    finished = self._batch.admit(groups)
-                else:
-                    drawn = [row for row in self._batch.rows if not row.done]
-                    finished = self._batch.step() if drawn else []
+                    finished += self._batch.admit(groups)
+                elif self._batch.rows:
+                    drawn = list(self._batch.rows)
+                    finished += self._batch.step()
         except Exception as error:  # noqa: BLE001  a failed pass fails its requests; the thread must live on
             _log.exception("a sampling pass failed")
             if out_of_memory.kind(error):
@@ -257,55 +268,79 @@ class Engine:
             self._fail(error, [])
             return
         if drawn:
-            self._count(drawn, time.perf_counter() - start, prefill=bool(admitted))
+            self._count(drawn, time.perf_counter() - start, prefill=bool(starts))
         for row in drawn:
-            if on_token := self._owners[row.owner].on_token:
-                on_token(row.index, row.completion.token_ids[-1], row.completion.logprobs[-1])
+            self._tell(row)
         for row in finished:
             self._deliver(row)
-        if finished or given_up:
-            live = {row.owner for row in self._batch.rows if not row.done}
-            self._owners = {owner: answer for owner, answer in self._owners.items() if owner in live}
+        under_way = set(self._batch.rows)
+        self._answers = {row: answer for row, answer in self._answers.items() if row in under_way}
 
-    def _rows(self, request: _Request) -> list[Row]:
-        owner = self._next_owner
-        self._next_owner += 1
-        answer = request.answer
-        self._owners[owner] = answer
+    def _cut_rows(self) -> list[Row]:
+        with self._wake:
+            if not (self._cut and self._jobs and self._jobs[0].hold):
+                return []
+        rows = [row for row in self._batch.rows if not row.request.evaluation]
+        self._batch.leave(rows)
+        return rows
+
+    def _starts(self) -> list[Start[_Answer]]:
+        if (version := self._version()) != self._prefix_version:
+            self._prefix.forget(adapter=True)
+            self._prefix_version = version
+        with self._wake:
+            self._scheduler.discard(_Answer.given_up)
+            if self._jobs or self._held:
+                return []
+            return self._scheduler.next_pass(
+                self._batch.rows, lambda ids, adapter: self._prefix.longest(ids, adapter)[1]
+            )
+
+    def _groups(self, starts: Iterable[Start[_Answer]]) -> list[list[Row]]:
+        """Rows of one prompt together, whoever asked for them."""
+        groups: dict[tuple[tuple[int, ...], bool], list[Row]] = {}
         version = self._version()
-        answer.version = version if answer.version is None else min(answer.version, version)
-        asked = request.request
-        budget = min(asked.max_tokens, self._model.context_length - len(asked.prompt_ids))
-        return [
-            Row(asked, owner, index, budget, self._own_generator(asked.seed, index))
-            for index in range(request.first, request.first + request.count)
-        ]
+        for start in starts:
+            asked = start.waiting.request
+            for index in range(start.first, start.first + start.count):
+                row = Row(asked, index, start.waiting.budget, _own_generator(asked.seed, index))
+                row.completion.policy_version = version
+                self._answers[row] = start.waiting.ticket
+                groups.setdefault((asked.prompt_ids, asked.adapter), []).append(row)
+        return list(groups.values())
 
-    def _own_generator(self, seed: int | None, index: int) -> torch.Generator | None:
-        """A seeded completion depends on its seed and its index alone, not on what shares its batch."""
-        if seed is None:
-            return None
-        return torch.Generator(self._model.device).manual_seed((seed * 1_000_003 + index) % (1 << 63))
+    def _tell(self, row: Row) -> None:
+        answer = self._answers[row]
+        if answer.on_token is None or answer.given_up():
+            return
+        try:
+            answer.on_token(row.index, row.completion.token_ids[-1], row.completion.logprobs[-1])
+        except Exception as error:  # noqa: BLE001  whose callback fails has failed alone; the others' rows go on
+            _log.exception("a request's own callback failed")
+            with suppress(InvalidStateError):
+                answer.future.set_exception(error)
 
     def _deliver(self, row: Row) -> None:
-        answer = self._owners[row.owner]
+        answer = self._answers[row]
         answer.completions[row.index] = row.completion
         done = [completion for completion in answer.completions if completion is not None]
-        if len(done) == len(answer.completions) and not answer.future.done():
+        if len(done) == len(answer.completions) and not answer.given_up():
             self._stats = replace(self._stats, requests=self._stats.requests + 1)
             with suppress(InvalidStateError):  # cancelled just now
-                answer.future.set_result(SampleResult(done, answer.version or 0))
+                answer.future.set_result(SampleResult(done, min(one.policy_version for one in done)))
 
     def _count(self, drawn: list[Row], seconds: float, *, prefill: bool) -> None:
-        stats = self._stats
+        stats, counts = self._stats, self._batch.counts
         self._stats = replace(
             stats,
             sampled_tokens=stats.sampled_tokens + len(drawn),
             sample_s=stats.sample_s + seconds,
             forward_passes=stats.forward_passes + 1,
             prefill_passes=stats.prefill_passes + prefill,
+            prompt_tokens=counts.computed,
+            reused_tokens=counts.reused,
             most_rows=max(stats.most_rows, len(drawn)),
-            most_requests=max(stats.most_requests, len({row.owner for row in drawn})),
+            most_requests=max(stats.most_requests, len({id(self._answers[row]) for row in drawn})),
         )
 
     def _count_open(self, change: int) -> None:
@@ -315,9 +350,18 @@ class Engine:
 
     def _fail(self, error: Exception, further: list[Future[Any]]) -> None:
         """Fail every request under way, and ``further``."""
-        under_way = [answer.future for answer in self._owners.values()]
-        self._owners.clear()
+        under_way = [answer.future for answer in self._answers.values()]
+        self._answers.clear()
         self._batch.clear()
+        self._prefix.forget(adapter=True)
+        self._prefix.forget(adapter=False)
         for future in [*under_way, *further]:
             with suppress(InvalidStateError):
                 future.set_exception(error)
+
+
+def _own_generator(seed: int | None, index: int) -> torch.Generator | None:
+    """A seeded completion depends on its seed and its index alone, not on what shares its batch."""
+    if seed is None:
+        return None
+    return torch.Generator().manual_seed((seed * 1_000_003 + index) % (1 << 63))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import Linear as PeftLinear
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -26,6 +27,8 @@ class RowSwitch:
 
     on_B1: Tensor | None = None
     """1 or 0 for each row, None for all on."""
+    complete: bool = True
+    """False where some layer of the adapter is of another kind and does not know of the switch."""
 
 
 @dataclass(slots=True)
@@ -123,6 +126,8 @@ def install(peft: Any) -> RowSwitch:
                 scale=float(module.scaling[ADAPTER]),
                 switch=switch,
             )
+        elif isinstance(module, LoraLayer):
+            switch.complete = False
     return switch
 
 
