@@ -144,6 +144,31 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 
 @app.command()
+def evaluate(
+    run_id: RunId,
+    items: Annotated[int, typer.Option(min=5, max=10_000, help="Answers of base and adapter each.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Other seeds sample other answers.")] = 0,
+    step: Annotated[int | None, typer.Option(min=1, help="Checkpoint; the last one without it.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare base and adapter of a run on held-out items, as at its end. Exit code 1 if that gave no result."""
+    import anyio
+
+    from hermes_rl_mcp.cli import runs
+    from hermes_rl_mcp.operations import comparing, evaluation
+
+    def say(what: str) -> None:
+        if what not in said[-1:]:
+            said.append(what)
+            typer.echo(f"... {what}", err=True)
+
+    said: list[str] = []
+    found = anyio.run(comparing.compare, runs.context(os.environ), run_id, items, seed, step, say)
+    typer.echo(found.model_dump_json(indent=2) if as_json else evaluation.words(found))
+    raise typer.Exit(0 if found.status == "completed" else 1)
+
+
+@app.command()
 def envs(as_json: JsonFlag = False) -> None:
     """List environments, and files that could not be read."""
     from hermes_rl_mcp.cli import runs

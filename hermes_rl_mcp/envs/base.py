@@ -211,7 +211,7 @@ class BaseEnv:
 
     @classmethod
     def cli(cls) -> None:
-        """``if __name__ == "__main__": MyEnv.cli()`` gives the file the commands serve, process, evaluate, describe."""
+        """``if __name__ == "__main__": MyEnv.cli()`` gives the file its commands: serve, process, evaluate, ..."""
         from hermes_rl_mcp.envs.commands import main
 
         main(sys.argv[1:], cls)

@@ -1,4 +1,4 @@
-"""The commands of an environment file: serve, process, evaluate, describe.
+"""The commands of an environment file: serve, process, evaluate, compare, describe.
 
 Invariant: standard output carries a description and nothing else; whatever an environment prints goes to stderr.
 """
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import yaml
 
 from hermes_rl_mcp import lifeline
+from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.describe import describe, validate
 from hermes_rl_mcp.envs.evaluate import run_evaluation, table
@@ -25,10 +26,11 @@ from hermes_rl_mcp.envs.held_out import HeldOut
 from hermes_rl_mcp.envs.loading import load_environment
 from hermes_rl_mcp.envs.options import Flags, Options, parse_flags, resolve
 from hermes_rl_mcp.envs.process import FORCED, Processor, check_total
-from hermes_rl_mcp.envs.reports import MetricLines, StateFile, write_failure
+from hermes_rl_mcp.envs.reports import STATE_S, MetricLines, StateFile, write_failure
 from hermes_rl_mcp.envs.rollout_client import RolloutClient
 from hermes_rl_mcp.envs.serve import Worker
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, InvalidValueError
+from hermes_rl_mcp.files import now
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ PROCESS_RECONNECT_S = 20.0
 """In front of a person or a tool that waits, an endpoint that is not there is an answer, not a reason to wait long."""
 
 USAGE = (
-    "usage: python -m hermes_rl_mcp.envs FILE.py[:Class] {serve|process|evaluate|describe} "
+    "usage: python -m hermes_rl_mcp.envs FILE.py[:Class] {serve|process|evaluate|compare|describe} "
     "[--config FILE.yaml] [--env.FIELD VALUE] [--openai.FIELD VALUE]"
 )
 
@@ -111,6 +113,30 @@ def _evaluate(environment: type[BaseEnv], flags: Flags, output: int) -> None:
         env.server.reconnect_s = PROCESS_RECONNECT_S
         report = await run_evaluation(env)
         sys.stderr.write(table(report.metrics) + "\n")
+
+    asyncio.run(_with(environment, options, run))
+
+
+def _compare(environment: type[BaseEnv], flags: Flags, output: int) -> None:
+    """Base against adapter at one endpoint that serves both; the result lies beside the config file."""
+    options = resolve(environment, flags, {"use_wandb": False})
+    seed = flags.plain.get("seed", "0")
+    if "config" not in flags.plain or not seed.isdecimal():
+        raise InvalidValueError("compare needs --config FILE.yaml, and --seed is a whole number from 0 on.")
+    folder = Path(flags.plain["config"]).expanduser().absolute().parent
+    if options.config.eval_items < 1:
+        raise InvalidValueError("compare needs to be told how many items.", hint="Set --env.eval_items 100.")
+
+    async def run(env: BaseEnv) -> None:
+        env.server.reconnect_s = PROCESS_RECONNECT_S
+        held_out, state = HeldOut(env, folder, seed=int(seed)), StateFile(folder)
+        await held_out.plan(total_steps=0, batch_size=0)
+        if not held_out.planned:
+            return
+        running = asyncio.create_task(held_out.run())
+        while not running.done():
+            await asyncio.wait({running}, timeout=STATE_S)
+            state.offer(EnvState(time=now(), evaluating=held_out.progress))
 
     asyncio.run(_with(environment, options, run))
 
@@ -197,5 +223,6 @@ _COMMANDS: dict[str, Callable[[type[BaseEnv], Flags, int], None]] = {
     "serve": _serve,
     "process": _process,
     "evaluate": _evaluate,
+    "compare": _compare,
     "describe": _describe,
 }

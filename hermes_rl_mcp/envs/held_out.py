@@ -119,9 +119,14 @@ class HeldOut:
         self._items = found[:wanted]
         self._repeats = max(1, wanted // len(self._items))
 
+    @property
+    def planned(self) -> bool:
+        """Whether there is something to evaluate, and it was not done yet."""
+        return bool(self._items)
+
     def due(self) -> bool:
         """Whether the trainer has completed and waits for this."""
-        if not self._items:
+        if not self.planned:
             return False
         try:
             report = ChildReport.model_validate_json(read_file(self._paths.report("trainer")))

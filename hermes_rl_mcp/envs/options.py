@@ -22,8 +22,8 @@ from hermes_rl_mcp.envs.loading import defaults_of
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.redact import is_reference
 
-COMMANDS = ("serve", "process", "evaluate", "describe")
-_PLAIN = ("config", "slurm", "testing", "output", "values")
+COMMANDS = ("serve", "process", "evaluate", "compare", "describe")
+_PLAIN = ("config", "slurm", "testing", "output", "values", "seed")
 """Flags without a section."""
 
 M = TypeVar("M", bound=BaseModel)

@@ -110,7 +110,7 @@ class RunReader:
 
     def held_out(self) -> Evaluation | None:
         """Base against adapter on held-out items; None while it is not known, and for runs of a version without."""
-        return evaluation.read(self._paths, self.record, self._request())
+        return evaluation.read(self._paths, self.record, self.request())
 
     def evaluation(self) -> float | None:
         """The environment's last ``eval/percent_correct``."""
@@ -118,15 +118,16 @@ class RunReader:
 
     def estimate(self) -> Estimate | None:
         """What was said before the start; None for runs of a version that said nothing."""
-        request = self._request()
+        request = self.request()
         return request.estimate if request else None
 
     def sends_to(self) -> list[str]:
         """Hosts outside of this machine that the run is told to send something to."""
-        request = self._request()
+        request = self.request()
         return receivers(request, self._context.operator.environ) if request else []
 
-    def _request(self) -> RunRequest | None:
+    def request(self) -> RunRequest | None:
+        """What the launcher decided; None if that is gone or of a later version."""
         try:
             return RunRequest.model_validate_json(read_file(self._paths.request))
         except (OSError, ValidationError):
