@@ -12,11 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.backends.base import Datum
 from trainer.backends.local import losses
 from trainer.backends.local.losses import Terms, Tokens, policy_terms
-from trainer.backends.local.rows import TokenArrays, build_rows
-from trainer.backends.local.train import _check_whole
 from trainer.backends.training import Estimator, LossName, LossSettings, Reduction
 
 
@@ -236,15 +233,6 @@ def test_a_reduction_is_a_weight_per_sequence(reduction: Reduction, expected: li
 def test_a_sequence_without_trained_tokens_changes_no_weight(reduction: Reduction) -> None:
     with_it = losses.sequence_weights([2, 0, 7], reduction, 20)
     assert np.delete(with_it, 1).tolist() == losses.sequence_weights([2, 7], reduction, 20).tolist()
-
-
-def test_a_sequence_that_is_split_over_micro_batches_is_noticed() -> None:
-    data = [Datum.of(0, range(5), [False, False, True, True, True], [-1.0] * 5, [1.0] * 5, 1.0) for _ in range(2)]
-    rows = build_rows(data, share_prompts=False, hidden=8, max_tokens=64)
-    arrays = TokenArrays.of(rows[:1])
-    _check_whole(arrays, [3, 3])
-    with pytest.raises(AssertionError, match="split"):
-        _check_whole(replace(arrays, sequences_M=arrays.sequences_M[:2]), [3, 3])
 
 
 def test_means_and_sums_of_a_sequence_ignore_where_its_tokens_lie() -> None:

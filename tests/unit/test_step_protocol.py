@@ -13,7 +13,9 @@ from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, settings, step
 
 from trainer.backends.base import Datum, SampleRequest
+from trainer.backends.local import train
 from trainer.backends.local.backend import LocalBackend
+from trainer.backends.local.rows import build_rows
 from trainer.backends.training import AdamParams, LossSettings, NonFiniteError, StepAbandonedError
 
 PROMPT = (70, 71, 72)
@@ -194,6 +196,15 @@ def test_a_penalty_on_the_advantage_and_the_loss_it_stands_for(backend: LocalBac
     for one, other in zip(penalised, _gradients(backend), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
     backend.publish()
+
+
+def test_a_sequence_that_were_split_over_micro_batches_is_noticed(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = replace(DATA[0], trainable_T=DATA[0].trainable_T & (np.arange(6) < 5))
+    monkeypatch.setattr(train, "build_rows", lambda data, **how: build_rows([half, *data[1:]], **how))
+    with pytest.raises(AssertionError, match="split over micro-batches"):
+        backend.forward_backward(DATA, SUM)
 
 
 def test_data_without_a_trained_token_are_refused(backend: LocalBackend) -> None:
