@@ -61,6 +61,11 @@ class TrainingBatch:
     acts on it."""
 
     @property
+    def reasons(self) -> str:
+        """``3 ended by length, 1 without a trainable token``."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.out_of_loss.most_common())
+
+    @property
     def unusable(self) -> bool:
         """Well-formed sequences, but no token of any has a sampler logprob."""
         return bool(self.missing_logprobs) and not any(one.datum.trainable_T.any() for one in self.rollouts)

@@ -212,6 +212,8 @@ class Loop:
                 limit,
                 done,
             )
+        if batch.out_of_loss:
+            _log.info("step %d: out of the loss, scores counted: %s", step, batch.reasons)
         if self._preview_prompt is None and batch.rollouts:
             first = batch.rollouts[0]
             self._preview_prompt = first.datum.tokens_T[: first.prompt_length].tolist()
@@ -323,8 +325,7 @@ class Loop:
                 "token ids come from the model's own tokenizer."
             )
         elif batch.zero_variance_groups + len(batch.malformed) < batch.groups and batch.out_of_loss:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in batch.out_of_loss.most_common())
-            cause = f"what differed in score was out of the loss (sequences: {reasons})"
+            cause = f"what differed in score was out of the loss (sequences: {batch.reasons})"
             hint = "Give completions a longer max_token_length, or look into what the environment takes out."
         else:
             rewards = [rollout.score for rollout in batch.rollouts]

@@ -192,10 +192,12 @@ def test_tokens_without_logprob_are_trained_on_if_so_configured_and_in_log_metri
     assert "step 1: 6 tokens without logprob taken as sampled by the current policy" in caplog.text
 
 
-def test_a_sequence_set_to_zero_does_not_count_as_trained(rig: Rig) -> None:
+def test_a_sequence_set_to_zero_does_not_count_as_trained(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     rig.run([[_group([1.0, 0.5, 0.0], overrides=[{}, {}, {"set_advantage_to_zero": True}])]])
     [line] = rig.metrics()
     assert line["tokens/trained"] == 3, "the second's advantage is 0, too"
+    assert "step 1: out of the loss, scores counted: 1 set to advantage zero by the environment" in caplog.text
     assert (line["reward/mean"], line["rollouts/length_mean"]) == (0.5, 3.0)
 
 
