@@ -138,7 +138,7 @@ def test_gradient_does_not_change_when_logits_are_computed_in_chunks(
 
 def test_models_without_free_masks_get_plain_rows_with_the_same_gradient(model: LoadedModel, data: list[Datum]) -> None:
     _, expected = _naive(model, data, "token_mean")
-    _, got = _fast(model, data, _learner(replace(model, free_masks=False)))
+    _, got = _fast(model, data, _learner(replace(model, plain_rows="for this test")))
     assert _difference(expected, got) < 1e-5
 
 

@@ -7,7 +7,6 @@ and nothing is sampled between the first gradient of a step and its publication.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,8 +29,9 @@ from trainer.backends.base import (
 )
 from trainer.backends.local import adapter_files
 from trainer.backends.local.decode import DecodeBatch, Row
+from trainer.backends.local.device import pick_device, use_threads
 from trainer.backends.local.engine import Engine
-from trainer.backends.local.model import LoadedModel, fetch, load, pick_device
+from trainer.backends.local.model import LoadedModel, fetch, load
 from trainer.backends.local.train import Learner
 from trainer.backends.training import AdamParams, ForwardBackward, LossSettings, OptimStep, never, silent
 
@@ -51,7 +51,9 @@ class LocalBackend:
         self._version = version
         self._passes = 0
         """Micro-batches and greedy tokens so far; changed on the compute thread alone."""
-        self._learner = Learner(model, micro_batch_tokens=config.micro_batch_tokens)
+        self._learner = Learner(
+            model, micro_batch_tokens=config.micro_batch_tokens, gradient_checkpointing=config.gradient_checkpointing
+        )
         self._engine = Engine(
             model,
             max_rows=config.sampler_max_rows,
@@ -66,7 +68,7 @@ class LocalBackend:
         cls, folder: Path, config: TrainerConfig, progress: Callable[[str], None], *, adapter: Path | None = None
     ) -> LocalBackend:
         """Load the base in ``folder``; with ``adapter`` that one is served, else a fresh one is trained."""
-        torch.set_num_threads(config.torch_threads or len(os.sched_getaffinity(0)))
+        use_threads(config.torch_threads)
         model = load(
             fetch(folder, progress),
             device=pick_device(config.device),

@@ -18,6 +18,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainer.backends.local.recompute import Recipe, recipe_of
+
 ADAPTER = "default"
 
 
@@ -64,7 +66,7 @@ class LeanLinear(PeftLinear):  # type: ignore[misc]
         on_B1 = parts.switch.on_B1
         if torch.is_grad_enabled() and (x.requires_grad or a.requires_grad):
             assert on_B1 is None, "rows without the adapter are for sampling"
-            y: Tensor = _LoraLinear.apply(x, weight, bias, a, b, parts.scale)  # type: ignore[no-untyped-call]
+            y: Tensor = _LoraLinear.apply(x, weight, bias, a, b, parts.scale, recipe_of(x))  # type: ignore[no-untyped-call]
             return y
         # Rounded anew each time: fused optimizers change parameters without raising their version, so no copy is safe.
         low_a, low_b = a.to(weight.dtype), b.to(weight.dtype)
@@ -77,18 +79,28 @@ class LeanLinear(PeftLinear):  # type: ignore[misc]
 
 
 class _LoraLinear(torch.autograd.Function):
-    """Keeps x and x Aᵀ for the backward pass; W and b are frozen and get no gradient.
+    """Keeps x (or what makes it again) and x Aᵀ for the backward pass; W and b are frozen and get no gradient.
 
     With dy the gradient of y and dh = scale · dy B:  dx = dy W + dh A,  dA = dhᵀ x,  dB = scale · dyᵀ (x Aᵀ).
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        recipe: Recipe | None,
+    ) -> Tensor:
         low_a, low_b = a.to(weight.dtype), b.to(weight.dtype)
         x_MI = x.reshape(-1, x.shape[-1])
         h_MR = x_MI @ low_a.t()
         y_MO = torch.nn.functional.linear(x_MI, weight, bias).addmm_(h_MR, low_b.t(), alpha=scale)
-        ctx.save_for_backward(x, h_MR, weight, low_a, low_b)
+        ctx.save_for_backward(h_MR, weight, low_a, low_b, *(recipe.kept if recipe else (x,)))
+        ctx.make, ctx.shape = recipe.make if recipe else None, x.shape
         ctx.scale = scale
         ctx.dtypes = a.dtype, b.dtype
         return y_MO.view(*x.shape[:-1], -1)
@@ -96,18 +108,19 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, h_MR, weight, low_a, low_b = ctx.saved_tensors
+        h_MR, weight, low_a, low_b, *kept = ctx.saved_tensors
         needs_x, _, _, needs_a, needs_b, *_ = ctx.needs_input_grad
         dy_MO = dy.reshape(-1, dy.shape[-1])
         dx = da = db = None
         dh_MR = (dy_MO @ low_b).mul_(ctx.scale)
         if needs_a:
+            x = ctx.make(*kept) if ctx.make else kept[0]
             da = (dh_MR.t() @ x.reshape(-1, x.shape[-1])).to(ctx.dtypes[0])
         if needs_b:
             db = (dy_MO.t() @ h_MR).mul_(ctx.scale).to(ctx.dtypes[1])
         if needs_x:
-            dx = (dy_MO @ weight).addmm_(dh_MR, low_a).view(x.shape)
-        return dx, None, None, da, db, None
+            dx = (dy_MO @ weight).addmm_(dh_MR, low_a).view(ctx.shape)
+        return dx, None, None, da, db, None, None
 
 
 def install(peft: Any) -> RowSwitch:

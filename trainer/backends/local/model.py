@@ -7,7 +7,7 @@ pass of the trainer and one of the sampler give the same logits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from hermes_rl_mcp.errors import PreflightError
-from trainer.backends.local import adapter_files, lora
+from trainer.backends.local import adapter_files, lora, recompute
+from trainer.backends.local.attention import Layout
 from trainer.backends.local.base_hash import weights_sha256
+from trainer.backends.local.device import load_with_attention, precision, why_not_shared
 from trainer.backends.local.head import Head
 
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -49,6 +51,10 @@ class LoadedModel:
     kv_bytes_per_token: int
     rows: lora.RowSwitch
     """For ``lora.only_rows``: rows of one batch with and without the adapter."""
+    attention_width: int
+    """Width of all query heads together."""
+    plain_rows: str = ""
+    """Why each sequence is trained in a row of its own; empty where completions share their prompt's row."""
 
     def adapter_parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.peft.parameters() if parameter.requires_grad]
@@ -61,14 +67,18 @@ class LoadedModel:
         hidden: Tensor = output.last_hidden_state
         return hidden
 
-
-def pick_device(wanted: str) -> torch.device:
-    """``auto`` is the GPU if there is one. Raises PreflightError for a GPU that is not there."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise PreflightError(
-            "device is 'cuda', but torch sees no GPU.", hint="Set device to 'auto' or 'cpu', or install a CUDA torch."
+    def row_states(self, ids_BR: Tensor, layout: Layout) -> Tensor:
+        """[B, R, H] of rows in which completions share their prompt."""
+        unused = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=ids_BR.device)  # keeps families from making a mask
+        output = self.body(
+            input_ids=ids_BR,
+            attention_mask=unused,
+            position_ids=layout.positions_BR,
+            use_cache=False,
+            layout=layout,
         )
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
 
 def fetch(name: Path, progress: Callable[[str], None]) -> Path:
@@ -102,7 +112,7 @@ def load(
         adapter_files.check_base(adapter, sha256)
     progress("loading the model")
     disable_progress_bar()  # a log file is no terminal
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = precision(device)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     base = _base(folder, dtype).to(device)
     progress("adding the adapter")
@@ -114,7 +124,8 @@ def load(
     text = base.config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return LoadedModel(
+    recompute.install(base)
+    model = LoadedModel(
         peft=peft,
         body=getattr(base, base.base_model_prefix),
         head=Head(base),
@@ -129,7 +140,9 @@ def load(
         base_sha256=sha256,
         kv_bytes_per_token=2 * text.num_hidden_layers * heads * width * dtype.itemsize,
         rows=lora.install(peft),
+        attention_width=text.num_attention_heads * width,
     )
+    return replace(model, plain_rows=why_not_shared(model))
 
 
 def _base(folder: Path, dtype: torch.dtype) -> Any:
@@ -143,12 +156,7 @@ def _base(folder: Path, dtype: torch.dtype) -> Any:
             local_files_only=True,
         )
 
-    try:
-        return load_with("sdpa")
-    except ValueError as error:
-        if "attn_implementation" not in str(error):
-            raise
-        return load_with("eager")  # models that cap their attention scores have no other
+    return load_with_attention(load_with)
 
 
 def _with_adapter(base: Any, rank: int, alpha: float, seed: int) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.backends.base import Datum
-from trainer.backends.local import losses
+from trainer.backends.local import losses, recompute
+from trainer.backends.local.attention import Layout
+from trainer.backends.local.device import block_cost
 from trainer.backends.local.model import LoadedModel
-from trainer.backends.local.rows import PADDING, PROMPT, TokenArrays, TrainRow, build_rows, micro_batches
+from trainer.backends.local.rows import PADDING, TokenArrays, TrainRow, build_rows, micro_batches
 from trainer.backends.training import (
     AdamParams,
     ForwardBackward,
@@ -40,10 +43,18 @@ _OPTIMIZER_FILE = "optimizer.safetensors"
 class Learner:
     """The adapter's parameters, their gradients and Adam state. Use from the compute thread."""
 
-    def __init__(self, model: LoadedModel, *, micro_batch_tokens: int, share_prompts: bool = True) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        micro_batch_tokens: int,
+        share_prompts: bool = True,
+        gradient_checkpointing: bool = False,
+    ) -> None:
         self._model = model
         self._micro_batch_tokens = micro_batch_tokens
-        self._share_prompts = share_prompts and model.free_masks
+        self._checkpointing = gradient_checkpointing
+        self._share_prompts = share_prompts and not model.plain_rows
         self._named = {name: p for name, p in model.peft.named_parameters() if p.requires_grad}
         self._parameters = list(self._named.values())
         self._b_matrices = [p for name, p in self._named.items() if "lora_B" in name]
@@ -161,7 +172,8 @@ class Learner:
     ) -> Tensor:
         """What the micro-batch adds to the step's loss; see ``trainer.backends.local.losses`` for the formulas."""
         reference_M = self._reference(batch, arrays) if settings.kl_coef else None
-        hidden_MH = self._hidden(batch)
+        with recompute.whole_layers(self._model.body) if self._checkpointing else nullcontext():
+            hidden_MH = self._hidden(batch)
         logprobs_M, entropies_M = self._logprobs(hidden_MH, arrays)
         old_M = logprobs_M.detach()
         known_M = ~self._tensor(arrays.missing_M)
@@ -210,8 +222,16 @@ class Learner:
         model, device = self._model, self._model.device
         length = max(map(len, batch))
         ids_BR = torch.tensor([row.tokens_R + [0] * (length - len(row)) for row in batch], device=device)
-        positions_BR = torch.tensor([row.positions_R + [0] * (length - len(row)) for row in batch], device=device)
-        hidden_BRH = model.hidden_states(ids_BR, mask=self._mask(batch, length), positions_BT=positions_BR)
+        positions = [row.positions_R + [0] * (length - len(row)) for row in batch]
+        branches = [row.branches_R + [PADDING] * (length - len(row)) for row in batch]
+        if model.plain_rows:
+            real_BR = torch.tensor(branches, device=device) != PADDING
+            hidden_BRH = model.hidden_states(
+                ids_BR, mask=real_BR.long(), positions_BT=torch.tensor(positions, device=device)
+            )
+        else:
+            layout = Layout.of(branches, positions, device=device, block_cost=block_cost(model))
+            hidden_BRH = model.row_states(ids_BR, layout)
         sources = [at * length + source for at, row in enumerate(batch) for source in row.sources_M]
         return hidden_BRH.flatten(0, 1).index_select(0, torch.tensor(sources, device=device))
 
@@ -222,19 +242,6 @@ class Learner:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)
-
-    def _mask(self, batch: Sequence[TrainRow], length: int) -> Tensor:
-        device = self._model.device
-        branches = [row.branches_R + [PADDING] * (length - len(row)) for row in batch]
-        branches_BR = torch.tensor(branches, device=device)
-        if not self._model.free_masks:
-            return (branches_BR != PADDING).long()
-        index = torch.arange(length, device=device)
-        keys_B1R, queries_BR1 = branches_BR[:, None, :], branches_BR[:, :, None]
-        allowed = (index[None, None, :] <= index[None, :, None]) & ((keys_B1R == PROMPT) | (keys_B1R == queries_BR1))
-        dtype = self._model.dtype
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
-        return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
 
 def _check_whole(arrays: TokenArrays, lengths_S: Sequence[int]) -> None:
