@@ -43,6 +43,30 @@ class LogName(StrEnum):
     SUPERVISOR = "supervisor"
 
 
+class ModelFormat(StrEnum):
+    """Of a merged model."""
+
+    SAFETENSORS = "safetensors"
+    GGUF = "gguf"
+
+
+class WeightType(StrEnum):
+    """As torch names them."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Device(StrEnum):
+    """What computes."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 RunId = Annotated[str, typer.Argument(help="Run id: 8 hex characters.")]
 
 
@@ -178,6 +202,62 @@ def envs(as_json: JsonFlag = False) -> None:
         _print_json(found.model_dump(mode="json"))
     else:
         runs.print_environments(_console(), found)
+
+
+@app.command()
+def export(
+    run_id: RunId,
+    merge: Annotated[bool, typer.Option("--merge", help="Base model and adapter as one model.")] = False,
+    format_: Annotated[
+        ModelFormat, typer.Option("--format", help="Of the merged model; gguf needs llama.cpp's converter.")
+    ] = ModelFormat.SAFETENSORS,
+    output: Annotated[
+        str | None, typer.Option(help="Folder to make. Default: a name with run and step, in this folder.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Of which checkpoint. Default: the last one.")] = None,
+    dtype: Annotated[
+        WeightType, typer.Option(help="Of merged weights. auto: the base model's, float32 if that is too coarse.")
+    ] = WeightType.AUTO,
+    converter: Annotated[str | None, typer.Option(help="llama.cpp's folder, or its convert_hf_to_gguf.py.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a run's trained weights for other programs, with a model card; loads them again and checks them."""
+    from hermes_rl_mcp.cli import export as command
+    from hermes_rl_mcp.cli import runs
+
+    kind = "gguf" if format_ is ModelFormat.GGUF else ("safetensors" if merge else "adapter")
+    done = command.run(
+        runs.context(os.environ),
+        run_id,
+        command.Wanted(kind, output, step, dtype.value, converter, force),
+    )
+    if isinstance(done, int):
+        raise typer.Exit(done)
+    if as_json:
+        _print_json({"path": str(done.folder), **done.record.model_dump(mode="json")})
+    else:
+        command.show(_console(), done)
+
+
+@app.command()
+def serve(
+    what: Annotated[str, typer.Argument(metavar="RUN", help="Run id; or a model: a folder, a Hub id, builtin:tiny.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Of which checkpoint of the run. Default: the last.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="PEFT folder, for a model.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8001,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let --host be an address that others can reach.")
+    ] = False,
+    device: Annotated[Device, typer.Option(help="auto takes a GPU when torch sees one.")] = Device.AUTO,
+) -> None:
+    """Serve a run's trained model, and its base model, over the OpenAI API. Ctrl-C ends it."""
+    from hermes_rl_mcp.cli import runs
+    from hermes_rl_mcp.cli import serve as command
+
+    wanted = command.Wanted(what, step, adapter, host, port, allow_remote, device.value)
+    raise typer.Exit(command.run(runs.context(os.environ), wanted))
 
 
 @runs_app.command("list")

@@ -26,7 +26,7 @@ def save(peft: Any, folder: Path, metadata: dict[str, str]) -> None:
     state = get_peft_model_state_dict(peft, save_embedding_layers=False)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt", **metadata})
-    _sort_metadata(folder / WEIGHTS_FILE)
+    sort_metadata(folder / WEIGHTS_FILE)
     config = peft.peft_config["default"]
     training, config.inference_mode = config.inference_mode, True
     try:
@@ -36,7 +36,7 @@ def save(peft: Any, folder: Path, metadata: dict[str, str]) -> None:
     (folder / NOTES_FILE).write_text(json.dumps(metadata, indent=1) + "\n")
 
 
-def _sort_metadata(path: Path) -> None:
+def sort_metadata(path: Path) -> None:
     """The library writes the notes in another order each time. The header begins with its length in 8 bytes, and spaces
     at its end are part of it."""
     with path.open("r+b") as file:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import struct
+from collections import Counter
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -51,6 +53,15 @@ def weights_sha256(folder: Path) -> str:
         for view in open_maps.values():
             view.close()
     return digest.hexdigest()
+
+
+def stored(folder: Path) -> tuple[str, int]:
+    """The type in which most of the weights are stored, as safetensors has it (``BF16``), and how many there are."""
+    counts: Counter[str] = Counter()
+    for path in sorted(folder.glob("*.safetensors")):
+        for _, entry, _ in _entries(path):
+            counts[entry.dtype] += math.prod(entry.shape)
+    return counts.most_common(1)[0][0] if counts else "F32", counts.total()
 
 
 def _entries(path: Path) -> list[tuple[str, _Entry, int]]:
