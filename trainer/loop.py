@@ -114,6 +114,8 @@ class Loop:
         self._preview_prompt: list[int] | None = None
         self._overlong = self._missing = self._malformed = 0
         self._step_began = clock()
+        self._recorded = False
+        """A step was taken since this process began."""
         self._stats = backend.stats
 
     @property
@@ -122,6 +124,8 @@ class Loop:
 
     def waiting(self) -> None:
         """Called while there is no batch yet."""
+        if not (self._recorded or self._backend.open_requests or self._backend.stats.requests):
+            self._step_began = self._clock()  # the environment is not there yet; that is no part of the first step
         tokens = self._backend.stats.sampled_tokens - self._stats.sampled_tokens
         self._recorders.progress.say(self._counters.step + 1, "sampling", f"{tokens} tokens so far")
 
@@ -246,7 +250,7 @@ class Loop:
                 eval_percent_correct=self._recorders.evaluation.read(),
             )
         )
-        self._step_began, self._stats = now, stats
+        self._step_began, self._stats, self._recorded = now, stats, True
         if (reward := values["reward/mean"]) is not None:
             self._rewards.append(reward)
         count = self._config.rollouts_logged_per_step

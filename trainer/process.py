@@ -1,6 +1,7 @@
 """What a process of this package sets up before it imports torch.
 
-Invariant: idle compute threads sleep instead of spinning, so that they do not starve the other processes of a run.
+Invariant: idle compute threads sleep instead of spinning, so that they do not starve the other processes of a run; and
+the thread that computes does not starve the one that answers requests.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ import sys
 import warnings
 from collections.abc import MutableMapping
 
+_SWITCH_S = 5e-4
+"""Longest turn of a thread that others wait for. With Python's 5 ms, and a small model whose operations hardly let go
+of the interpreter, a request of a few steps waits longer to be read than it takes to be sampled."""
+
 
 def prepare() -> MutableMapping[str, str]:
     """Logging to standard error and quiet defaults for the libraries. Returns the process's environment."""
+    sys.setswitchinterval(_SWITCH_S)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("httpx", "httpcore", "urllib3", "filelock"):  # httpx would log every poll, with the secret prefix
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -30,8 +30,9 @@ _NOTICE_TIMEOUT_S = 10.0
 """For what nothing depends on."""
 _PATIENCE_S = 120.0
 """Failures in a row for so long mean that the API is gone."""
-_WAIT_S = 0.5
-"""How long one question for a batch may be held back by the API; also the longest delay of a stop meanwhile."""
+_FIRST_WAIT_S, _WAIT_S = 0.05, 0.5
+"""How long one question for a batch may be held back by the API: until the first batch, whose start is measured with
+it, and afterwards; also the longest delay of a stop meanwhile."""
 _FIRST_POLL_S = 0.01
 _LONGEST_POLL_S = 0.25
 """Between two questions to an API that answers at once: quick while steps are short, seldom while rollouts take
@@ -70,7 +71,8 @@ class RolloutClient:
         self._retain = retain
         self._registration: Registration | None = None
         self._answer_lost = False
-        self._answered = False
+        self._wait_s = 0.0
+        """The first question is answered at once: it says that we are there."""
 
     def register(self, registration: Registration) -> None:
         """Returns once the API has taken the registration, or when stopping."""
@@ -84,7 +86,7 @@ class RolloutClient:
             asked = time.monotonic()
             if (lease := self._insist("fetch a batch", self._poll)) is not None:
                 return lease
-            if time.monotonic() - asked < _WAIT_S / 2:
+            if time.monotonic() - asked < self._wait_s / 2:
                 self._stopping.wait(pause_s)
                 pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
         return None
@@ -117,8 +119,7 @@ class RolloutClient:
         try:
             response = self._http.get(
                 f"{self._base_url}/batch",
-                # The first question is answered at once: it says that we are there.
-                params={"lease": "1", **({"wait_s": str(_WAIT_S)} if self._answered else {})},
+                params={"lease": "1", "wait_s": str(self._wait_s)},
                 headers={"Accept-Encoding": "identity"},
                 timeout=_REQUEST_TIMEOUT_S,
             )
@@ -137,7 +138,7 @@ class RolloutClient:
                 f"The rollout API answered /batch with something that is no batch: {error.errors()[0]['msg']}.",
                 hint="Check that rollout_server_url points to the run's rollout API.",
             ) from error
-        self._answered = True
+        self._wait_s = _WAIT_S if reply.batch or self._wait_s == _WAIT_S else _FIRST_WAIT_S
         self._on_answer()
         return Lease(reply.batch, reply.lease_id) if reply.batch else None
 

@@ -66,6 +66,7 @@ LOCAL = Profile(
         "max_token_trainer_length": 16_384,
         "group_size": 64,
         "batch_size": 1024,
+        "max_batches_offpolicy": 32,
     },
     allowed_models=["builtin:*", "Qwen/*", "HuggingFaceTB/*", "meta-llama/*", "google/gemma*", "NousResearch/*"],
     status_interval_s=1.0,

@@ -280,7 +280,8 @@ def _sampler_behind(evidence: Evidence, limits: Thresholds) -> Flag | None:
     grows = len(recent) == limits.steps and all(
         later - earlier >= limits.lag_growth for earlier, later in pairwise(recent)
     )
-    if lag < explained + limits.lag_warning and not (grows and lag > explained):
+    margin = limits.lag_warning if explained else 0.0  # on-policy, any lag at all is wrong
+    if lag <= explained or (lag < explained + margin and not grows):
         return None
     beyond = [line for line, value in lags if value > explained]
     return Flag(
@@ -289,8 +290,9 @@ def _sampler_behind(evidence: Evidence, limits: Thresholds) -> Flag | None:
         evidence=f"step {step_of(lags[-1][0])}: rollouts were sampled {lag:.3g} policy versions ago on average "
         f"(policy/lag{', growing' if grows else ''}); "
         f"{evidence.value('max_batches_offpolicy')} explains up to {explained:g}",
-        advice="The sampler answers with old weights. If single rollouts are slow, lower max_batches_offpolicy or "
-        "worker_timeout; if policy/lag grows with every step, stop the run and start it again.",
+        advice="The sampler answers with old weights. An environment of this package keeps within the setting, however "
+        "slow its rollouts are: stop the run and start it again. For one that is written for Atropos lower "
+        "max_batches_offpolicy or worker_timeout.",
         setting="max_batches_offpolicy",
         since_step=step_of(beyond[0]) if beyond else None,
     )

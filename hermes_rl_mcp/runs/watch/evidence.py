@@ -35,7 +35,8 @@ class Thresholds:
     all_wrong: float = 0.01
     """Share of right answers: a stray one among hundreds does not change what to do."""
     lag_warning: float = 2.0
-    """Policy versions beyond what ``max_batches_offpolicy`` explains. The loss corrects for a little."""
+    """Policy versions beyond what ``max_batches_offpolicy`` explains. The loss corrects for a little; where no lag is
+    allowed at all, any is too much."""
     lag_error: float = 5.0
     """By then the sampler is not refreshed at all, or the ratio of the policies has lost its meaning."""
     lag_growth: float = 0.9
