@@ -239,7 +239,7 @@ def drawn(title: str, ways: dict[str, list[tuple[list[float], list[float]]]]) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, help="of training a run; default 0.35 for arithmetic, 2.5 for shorter")
+    parser.add_argument("--minutes", type=float, help="of training a run; default 0.35 for arithmetic, 1.5 for shorter")
     parser.add_argument("--only", nargs="+", choices=["arithmetic", "shorter", "modes"])
     options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -258,7 +258,7 @@ def main() -> int:
     if "shorter" in wanted:
         folder, what = smollm2()
         progress(f"shorter: {what}")
-        study.against_trl(Task("shorter", str(folder), folder, seconds(2.5), 8, 16, 64, 3e-4))
+        study.against_trl(Task("shorter", str(folder), folder, seconds(1.5), 8, 16, 48, 3e-4))
     return study.report.exit_code
 
 
