@@ -108,6 +108,8 @@ class View:
         if results.evaluation is not None:
             self._line("evaluation", evaluation.words(results.evaluation))
         self._line("adapter", results.adapter_path or "none was written")
+        if results.adapter_path is not None:
+            self._line("use it", f"hermes-rl serve {results.run_id}, or hermes-rl export {results.run_id} --merge")
         self._line("time", duration(seconds))
         self._line("look further", f"hermes-rl runs show {results.run_id}")
         self._line("", f"hermes-rl runs logs {results.run_id} --process trainer")

@@ -143,6 +143,11 @@ def results(result: GetResults) -> str:
         lines.append(f"evaluation: {evaluation.words(result.evaluation)}")
     lines += _origin(result.resumed_from, result.resumed_step)
     lines.append(f"adapter: {result.adapter_path or 'none yet'}")
+    if result.adapter_path:
+        lines.append(
+            f"in a shell: hermes-rl serve {result.run_id} (OpenAI API, base and trained), "
+            f"hermes-rl export {result.run_id} --merge (weights for other programs, with a model card)"
+        )
     lines += flags(result.flags)
     lines += compared(result.estimate, result.actual)
     lines += _wandb(result.wandb_url, result.wandb_error)
