@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
-from process_rig import Knobs, Rig, until
+from process_rig import QUICK, Knobs, Rig, until
 
 from hermes_rl_mcp.contracts.records import Evaluation
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults
@@ -34,7 +36,7 @@ FOUND: dict[str, Any] = {
     "verdict": "improved by 0.40, 95% interval 0.25 to 0.55",
 }
 SLOW_TRAINER = pytest.param(3, "exited with code 3", marks=pytest.mark.slow)
-STAYS: dict[str, Any] = {"checkpoint_every": 3, "stays_s": 60}
+STAYS: dict[str, Any] = {"checkpoint_every": 3, "stays_s": 60, "metrics": [{"time/step_s": 0.5}]}
 
 
 async def evaluating(rig: Rig, knobs: Knobs, **limits: float) -> str:
@@ -66,6 +68,10 @@ async def test_a_run_is_completed_when_it_was_evaluated_and_its_results_have_the
     now = await shown(rig, run_id)
     assert (now.status, now.detail) == ("running", "evaluating on held-out items, base: 34 of 40 answers")
     assert now.eta_seconds is None
+    end = time.monotonic() + 3 * QUICK["completion_exit_s"]  # by then a trainer that only has to exit is made to
+    while time.monotonic() < end:
+        assert rig.store.get(run_id).status is RunStatus.RUNNING
+        await anyio.sleep(0.05)
     rig.go(run_id)
     record = await rig.end(run_id)
     found = await results(rig, run_id)
