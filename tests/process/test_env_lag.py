@@ -93,11 +93,12 @@ class Trainer:
         self.api.register_trainer(batch_size=BATCH, starting_step=self.step, attempt=str(next(self.attempts)))
 
     def lease(self) -> dict[str, Any]:
-        ask = {"lease": 1, "wait_s": 0.5}
-        return until(lambda: (r := self.api.http.get("/batch", params=ask).json())["batch"] and r, why=self._why)
+        def reply() -> dict[str, Any] | None:
+            answer: dict[str, Any] = self.api.http.get("/batch", params={"lease": 1, "wait_s": 0.5}).json()
+            return answer if answer["batch"] else None
 
-    def _why(self) -> str:
-        return self.api.log.read_text()[-2000:]
+        found: dict[str, Any] = until(reply, why=lambda: self.api.log.read_text()[-2000:])
+        return found
 
     def train(self, reply: dict[str, Any]) -> None:
         """The version rises while the batch is out; most steps bring one."""
