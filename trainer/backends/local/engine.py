@@ -304,7 +304,7 @@ class Engine:
             asked = start.waiting.request
             for index in range(start.first, start.first + start.count):
                 row = Row(asked, index, start.waiting.budget, _own_generator(asked.seed, index))
-                row.completion.policy_version = version
+                row.completion.policy_version = version if asked.adapter else 0  # 0 is the base, whatever was published
                 self._answers[row] = start.waiting.ticket
                 groups.setdefault((asked.prompt_ids, asked.adapter), []).append(row)
         return list(groups.values())
