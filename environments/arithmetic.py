@@ -150,6 +150,7 @@ class ArithmeticEnv(BaseEnv):
             max_token_length=12,  # "It is 18" and its end are 9 tokens of one byte
             max_batches_offpolicy=1,
             steps_per_eval=20,
+            max_eval_workers=64,
             use_wandb=False,
             tokenizer_name="builtin:tiny",
         )

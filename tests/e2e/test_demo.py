@@ -41,6 +41,9 @@ def test_the_demo_trains_the_embedded_model_and_hands_back_an_adapter_that_chang
     ]
     assert (summary["status"], summary["environment"], summary["model"]) == ("completed", "arithmetic", "builtin:tiny")
     assert summary["reward_last5"] - summary["reward_first5"] >= 0.2, summary
+    verdict = summary["evaluation"]["verdict"]
+    assert verdict.startswith("improved by ") and summary["evaluation"]["low"] > 0.1, summary
+    assert verdict in " ".join(demo.shown.split())
     calls = [demo.shown.index(f"→ {tool}(") for tool in TOOLS]
     assert calls == sorted(calls)
     assert summary["adapter_path"] in demo.shown.replace("\n", "")
@@ -63,7 +66,8 @@ def _command_line_shows_the_run(environ: dict[str, str], summary: dict[str, Any]
     [row] = json.loads(hermes_rl("runs", "list", "--json"))["runs"]
     assert (row["run_id"], row["status"], row["step"]) == (run_id, "completed", summary["steps"])
     shown = hermes_rl("runs", "show", run_id)
-    for text in (run_id, "completed", "reward/mean (dots: each step", summary["adapter_path"], "train/grad_norm"):
+    texts = (run_id, "completed", "reward/mean (dots: each step", summary["adapter_path"], "train/grad_norm")
+    for text in (*texts, summary["evaluation"]["verdict"]):
         assert text in shown
     assert hermes_rl("runs", "stop", run_id) == f"Run {run_id} is completed.\n"
     assert len(hermes_rl("runs", "logs", run_id, "--process", "trainer", "--tail", "3").splitlines()) == 3
