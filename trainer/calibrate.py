@@ -32,8 +32,8 @@ _SMALL_LAYER = 1_000_000
 """Weights. A larger layer is measured alone."""
 _WIDEST = 2048
 """A layer of larger hidden size is measured this wide, and scaled by its number of weights."""
-_MATRIX_OVERHEAD_S = 7e-5
-"""What the layers of transformers and peft spend in Python on one matrix beyond what is measured here."""
+_MATRIX_OVERHEAD_S = 4e-5
+"""What the layers of transformers and of the trainer spend in Python on one matrix beyond what is measured here."""
 _PASS_OVERHEAD_S = 3e-3
 """Masks, positions and bookkeeping of one pass of the sampler."""
 _HEAD_TOKENS = 64

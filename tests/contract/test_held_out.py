@@ -13,10 +13,11 @@ from env_rig import END_ID, TINY, Sampler, serving
 
 from environments.arithmetic import ArithmeticConfig, ArithmeticEnv, Problem, is_held_out
 from environments.gsm8k_tinker import Gsm8kConfig, Gsm8kEnv
+from hermes_rl_mcp.contracts.evaluation import answers_wanted
 from hermes_rl_mcp.contracts.records import Evaluation
 from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Completion, ScoredDataItem, Session
-from hermes_rl_mcp.envs.held_out import HeldOut, answers_wanted
+from hermes_rl_mcp.envs.held_out import HeldOut
 from hermes_rl_mcp.files import now
 from hermes_rl_mcp.paths import RunPaths, bundled_environments
 

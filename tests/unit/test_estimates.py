@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_run_preflight import request
 
@@ -95,7 +95,7 @@ def _earlier(tmp_path: Path, now: RunRequest, **changes: Any) -> Earlier:
         ("builtin:tiny", ARITHMETIC, {"typical_prompt": 8, "typical_answer": 4}, 583 * 2**20, 7_383_000, 10_552),
         (
             *("builtin:smollm2-135m", GSM8K, {"typical_prompt": 200, "typical_answer": 200}),
-            *(6517 * 2**20, 59_280_000, 6110),
+            *(3922 * 2**20, 59_280_000, 6110),
         ),
     ],
 )
@@ -115,6 +115,26 @@ def test_formulas_are_within_a_factor_of_two_of_what_runs_of_both_builtin_models
         (said.sampled_tokens, tokens),
     ):
         assert took / 2 <= value <= took * 2
+
+
+def test_gradient_checkpointing_takes_less_memory_and_more_time_and_a_reference_more_time(tmp_path: Path) -> None:
+    plain = _estimate(_request(tmp_path, "builtin:smollm2-135m", GSM8K))
+    again = _estimate(_request(tmp_path, "builtin:smollm2-135m", GSM8K, trainer={"gradient_checkpointing": True}))
+    assert again.memory_bytes < 0.7 * plain.memory_bytes
+    reference = _estimate(_request(tmp_path, "builtin:smollm2-135m", GSM8K, trainer={"kl_coef": 0.1}))
+    assert reference.memory_bytes == plain.memory_bytes
+    for longer in (again, reference):
+        assert plain.seconds_per_step is not None and longer.seconds_per_step is not None
+        assert 1.02 < longer.seconds_per_step / plain.seconds_per_step < 1.4
+
+
+def test_the_evaluation_at_the_end_is_part_of_the_time_in_all(tmp_path: Path) -> None:
+    without = _request(tmp_path, env={**ARITHMETIC, "eval_items": 0})
+    few, many = (_request(tmp_path, env={**ARITHMETIC, "eval_items": items}) for items in (100, 2000))
+    for earlier in (None, _earlier(tmp_path, without.model_copy(update={"run_id": "bbbbbbbb"}))):
+        none_s, few_s, many_s = (_estimate(one, earlier).total_seconds or 0.0 for one in (without, few, many))
+        assert none_s < few_s < many_s
+        assert (many_s - none_s) / (few_s - none_s) == pytest.approx(20, rel=0.3)
 
 
 def test_the_shape_gives_the_number_of_parameters_of_a_known_model_and_of_its_adapter() -> None:
@@ -233,6 +253,7 @@ def test_beyond_a_ceiling_the_error_names_estimate_ceiling_and_a_setting_that_fi
     check_limits(OperatorLimits(), wanted, _estimate(wanted), _estimate)
 
 
+@settings(deadline=None)  # a busy machine
 @given(hours=st.floats(0.005, 5), steps=st.integers(1, 5000), batch=st.integers(1, 32))
 def test_the_advised_number_of_steps_always_fits(
     tmp_path_factory: pytest.TempPathFactory, hours: float, steps: int, batch: int

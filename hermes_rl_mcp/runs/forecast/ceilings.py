@@ -5,7 +5,6 @@ Invariant: a run whose estimate is beyond a ceiling is refused with the estimate
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from hermes_rl_mcp.contracts.estimates import Estimate
@@ -17,8 +16,6 @@ from hermes_rl_mcp.runs.forecast.footprint import number
 
 GIB = 2**30
 _SMALLEST_MICRO_BATCH = 64
-_TRIES = 20
-"""A first guess of the steps that fit is off by rounding, and by the checkpoints among them."""
 
 Again = Callable[[RunRequest], Estimate]
 """The estimate for changed settings."""
@@ -94,16 +91,18 @@ def _beyond(name: str, needed: str, value: float, ceiling: float, unit: str, fit
 
 def _fewer_steps(request: RunRequest, estimate: Estimate, again: Again, allowed_s: float) -> str:
     done, total = request.resume_step or 0, number(request.env, "total_steps", 1)
-    step_s = estimate.seconds_per_step or 0.0
-    fixed_s = max(0.0, (estimate.total_seconds or 0.0) - (total - done) * step_s)
-    steps = math.floor((allowed_s - fixed_s) / step_s) if step_s > 0 else 0
-    for _ in range(_TRIES):
-        if steps < 1:
-            break
+
+    def seconds(steps: int) -> float:
         changed = request.model_copy(update={"env": {**request.env, "total_steps": done + steps}})
-        if (again(changed).total_seconds or 0.0) <= allowed_s:
-            return f"Set total_steps to {done + steps} or less, or lower batch_size or max_token_length."
-        steps = min(steps - 1, math.floor(0.99 * steps))
+        return again(changed).total_seconds or 0.0
+
+    fits, beyond = 0, max(1, total - done)
+    while beyond - fits > 1:
+        middle = (fits + beyond) // 2
+        fits, beyond = (middle, beyond) if seconds(middle) <= allowed_s else (fits, middle)
+    if fits:
+        return f"Set total_steps to {done + fits} or less, or lower batch_size or max_token_length."
+    fixed_s = seconds(1) - (estimate.seconds_per_step or 0.0)
     if fixed_s >= allowed_s:
         return f"Starting and ending alone take about {fixed_s:.0f} s, whatever the settings."
     return "Not even one step fits: lower batch_size or max_token_length, or take a smaller model."

@@ -18,6 +18,8 @@ from hermes_rl_mcp.runs.forecast.modelfiles import ModelFiles
 _SIGNAL_SHARE = 0.75
 """Of the groups that have different scores, and so are trained on."""
 _PADDING = 1.1
+_HEAD_FORWARD = 0.3
+"""Of the work of the head in training, forward and backward."""
 _STEP_OVERHEAD_S, _SEQUENCE_OVERHEAD_S = 0.05, 5e-4
 """HTTP, scoring and records."""
 _STARTUP_S, _STARTUP_IMPORTS, _FIRST_STEP_IMPORTS = 3.0, 5.0, 0.7
@@ -43,9 +45,10 @@ def estimate(
     """``work`` is what the settings and the environment say; an earlier run knows the answers' lengths better."""
     if earlier is not None:
         return _from_earlier(request, model, work, earlier)
-    step_s = _step_seconds(work, measured.speed)
+    step_s = _step_seconds(request, work, measured.speed)
     startup_s = _startup_seconds(model, measured.speed)
     checkpoints_s = _saving_seconds(request, model, work)
+    evaluation_s = _evaluation_seconds(work, measured.speed)
     first_s = _FIRST_STEP_IMPORTS * measured.speed.import_s
     return Estimate(
         memory_bytes=footprint.memory_bytes(request, model.shape, work),
@@ -54,24 +57,36 @@ def estimate(
         fetch_bytes=model.fetch_bytes,
         seconds_per_step=round(step_s, 3),
         startup_seconds=round(startup_s, 1),
-        total_seconds=round(startup_s + first_s + work.steps * step_s + checkpoints_s, 1),
+        total_seconds=round(startup_s + first_s + work.steps * step_s + checkpoints_s + evaluation_s, 1),
         sampled_tokens=work.steps * work.sampled_tokens,
         basis=_with_guesses(measured.basis, model),
     )
 
 
-def _step_seconds(work: Work, speed: Speed) -> float:
-    waves = -(-work.batch // work.rows)
-    longest = work.longest if work.answer > work.longest / 2 else min(work.longest, 2.5 * work.answer)
-    sampling = (
-        waves * longest * speed.pass_s
-        + work.batch * work.answer * speed.row_s
-        + work.groups * work.prompt * speed.prefill_token_s
-    )
-    training = _SIGNAL_SHARE * (
-        _PADDING * work.trained_tokens * speed.train_token_s + work.sampled_tokens * speed.head_token_s
-    )
+def _step_seconds(request: RunRequest, work: Work, speed: Speed) -> float:
+    trainer = request.trainer
+    layers = speed.train_token_s + trainer.gradient_checkpointing * speed.prefill_token_s
+    head = speed.head_token_s
+    if trainer.kl_coef > 0:  # once more forward, without the adapter
+        layers, head = layers + speed.prefill_token_s, head * (1 + _HEAD_FORWARD)
+    training = _SIGNAL_SHARE * (_PADDING * work.trained_tokens * layers + work.sampled_tokens * head)
+    sampling = _sampling_seconds(work, speed, work.batch, work.groups)
     return sampling + training + _STEP_OVERHEAD_S + work.batch * _SEQUENCE_OVERHEAD_S
+
+
+def _sampling_seconds(work: Work, speed: Speed, answers: int, prompts: int) -> float:
+    waves = -(-answers // work.rows)
+    longest = work.longest if work.answer > work.longest / 2 else min(work.longest, 2.5 * work.answer)
+    decoding = waves * longest * speed.pass_s + answers * work.answer * speed.row_s
+    return decoding + prompts * work.prompt * speed.prefill_token_s
+
+
+def _evaluation_seconds(work: Work, speed: Speed) -> float:
+    """At the end of the run."""
+    if not work.evaluated:
+        return 0.0
+    sampling = _sampling_seconds(work, speed, work.evaluated, work.evaluated)
+    return sampling + work.evaluated * _SEQUENCE_OVERHEAD_S
 
 
 def _startup_seconds(model: ModelFiles, speed: Speed) -> float:
@@ -100,6 +115,7 @@ def _from_earlier(request: RunRequest, model: ModelFiles, work: Work, earlier: E
     startup_s += model.fetch_bytes / _FETCH_BYTES_PER_S
     same = abs(tokens - 1) < 0.01
     scaled = "" if same else f", scaled by {tokens:.2g} for the tokens of a step"
+    evaluation_s = work.evaluated / max(1, old.batch) * pace.compute_s / 2 * tokens / max(sequences, 1e-9)
     return Estimate(
         memory_bytes=_memory(request, model, work, earlier, old),
         gpu_memory_bytes=footprint.gpu_memory_bytes(request, model.shape, work),
@@ -108,7 +124,7 @@ def _from_earlier(request: RunRequest, model: ModelFiles, work: Work, earlier: E
         seconds_per_step=round(per_step, 3),
         startup_seconds=round(startup_s, 1),
         total_seconds=round(
-            startup_s + pace.first_extra_s + work.steps * mean + _saving_seconds(request, model, work), 1
+            startup_s + pace.first_extra_s + work.steps * mean + _saving_seconds(request, model, work) + evaluation_s, 1
         ),
         sampled_tokens=round(work.steps * pace.sampled_tokens * tokens),
         basis=f"run {record.run_id}: {earlier.steps} steps of this model and environment here{scaled}",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.estimates import Shape
+from hermes_rl_mcp.contracts.evaluation import answers_wanted
 from hermes_rl_mcp.contracts.runs import RunRequest
 
 _MIB = 2**20
@@ -19,8 +20,10 @@ _TRAINER_BASE = 400 * _MIB
 _OTHERS = 150 * _MIB
 """Environment (with a tokenizer) and rollout API."""
 _CUDA_CONTEXT = 600 * _MIB
-_HEAD_CHUNK = 1 << 24
-"""Logits that exist at a time (trainer.backends.local.head), fp32, in three copies."""
+_HEAD_CHUNK = {"cpu": 1 << 23, "cuda": 1 << 26}
+"""Logits that exist at a time (trainer.backends.local.head), fp32, in two copies."""
+_KEPT_MARGIN = 1.3
+"""What an allocator takes for the tensors that are kept, and small ones beside them."""
 _PREFILL_TOKENS = 8192
 """Padded prompt tokens per prefill pass (trainer.backends.local.engine)."""
 _BYTES_PER_ADAPTER_PARAMETER = 12
@@ -54,6 +57,8 @@ class Work:
     """That are left to do."""
     rows: int
     """Answers that are sampled together."""
+    evaluated: int = 0
+    """Answers sampled at the end, base and adapter together."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -79,6 +84,8 @@ def work_of(request: RunRequest, *, typical_prompt: int | None = None, typical_a
     if workers <= 0:
         workers = max(1, number(request.env, "max_num_workers_per_node", 8))
     ahead = max(1, number(request.env, "max_batches_offpolicy", 1))
+    steps = max(0, number(request.env, "total_steps", 1))
+    per_side, _ = answers_wanted(number(request.env, "eval_items", -1), steps, batch)
     answer = longest * _ASSUMED_SHARE if typical_answer is None else min(typical_answer, longest * _LONGEST_SHARE)
     return Work(
         prompt=typical_prompt or min(512, max(16, longest)),
@@ -86,8 +93,9 @@ def work_of(request: RunRequest, *, typical_prompt: int | None = None, typical_a
         longest=longest,
         group=group,
         batch=batch,
-        steps=max(0, number(request.env, "total_steps", 1) - (request.resume_step or 0)),
+        steps=max(0, steps - (request.resume_step or 0)),
         rows=max(1, min(request.trainer.sampler_max_rows, workers * group, ahead * batch)),
+        evaluated=2 * per_side,
     )
 
 
@@ -126,19 +134,26 @@ def checkpoints_kept(request: RunRequest, steps: int) -> int:
     return min(count, keep) if keep else count
 
 
-def activation_bytes(shape: Shape, element: int) -> int:
-    """Kept for the backward pass, per padded token of a pass in training."""
-    return shape.layers * element * (22 * shape.hidden + round(4.5 * shape.intermediate))
+def activation_bytes(shape: Shape, element: int, *, checkpointing: bool = False) -> int:
+    """Kept for the backward pass, per padded token of a pass in training: of every layer the inputs of its norms and
+    matrices that cannot be made again (trainer.backends.local.recompute), and of one layer everything. With
+    ``checkpointing`` of every layer its input alone."""
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    kept = 2 * (shape.hidden + queries + keys + shape.intermediate)
+    whole = 8 * shape.hidden + 4 * (queries + keys) + 6 * shape.intermediate
+    return round(_KEPT_MARGIN * element * (shape.layers * (shape.hidden if checkpointing else kept) + whole))
 
 
 def _model_bytes(request: RunRequest, shape: Shape, work: Work, *, element: int) -> int:
     weights = element * shape.parameters
     adapter = 4 * 4 * shape.adapter_parameters(request.trainer.lora_rank)
     tokens = min(max(request.trainer.micro_batch_tokens, work.prompt + work.longest), _padded_tokens(work))
-    logits = min(_HEAD_CHUNK, work.sampled_tokens * shape.vocabulary) * 4 * 3
-    training = tokens * activation_bytes(shape, element) + logits
+    logits = min(_HEAD_CHUNK[request.device], work.sampled_tokens * shape.vocabulary) * 4 * 2
+    kept = activation_bytes(shape, element, checkpointing=request.trainer.gradient_checkpointing)
+    training = tokens * kept + logits
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element
-    cache = work.rows * (work.prompt + work.longest + 64) * per_token
+    prefixes = work.groups * work.prompt
+    cache = (work.rows * (work.prompt + work.longest + 64) + prefixes) * per_token
     prefill = min(_PREFILL_TOKENS, work.groups * work.prompt) * element * (8 * shape.hidden + 3 * shape.intermediate)
     sampling = 2 * cache + prefill + work.rows * shape.vocabulary * 4 * 3
     return weights + adapter + max(training, sampling)
