@@ -294,7 +294,7 @@ def batch(model: PeftModel, seed: int = 5) -> list[ScoredData]:
     ]
     groups[0].masks[1][17] = -100  # the member's prompt goes on where its siblings' completions begin
     groups[0].masks[3][17:] = [-100] * 6  # nothing of this one is trained
-    groups[2].masks[1][4] = -100  # what is its prompt still was sampled in the same words by a sibling
+    groups[3].masks[1][9] = -100  # what is its prompt still was sampled in the same words by a sibling
     groups[0].overrides = [{}, {"temperature": 0.9}, {}, {}]
     groups[5].overrides = [{}, {"set_advantage_to_zero": True}, {}, {"finish_reason": "length"}]
     return groups
