@@ -12,7 +12,6 @@ import pytest
 from three_processes import PREFIX, Run, run_directory
 from tiny_llama import build_tiny_llama
 
-from hermes_rl_mcp.contracts.records import Evaluation
 from hermes_rl_mcp.contracts.sampling_api import EVALUATING
 
 READY_S = 90.0
@@ -64,22 +63,3 @@ def test_it_stays_up_for_base_and_adapter_and_leaves_at_once_when_asked_to(
         assert run.processes["trainer"].wait(20) == 0, run.log("trainer")
         assert time.monotonic() - began < 15, "it must not wait for the deadline"
         assert run.report() == report
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_bundled_environment_evaluates_what_the_trainer_learned(tmp_path: Path, environ: dict[str, str]) -> None:
-    env = {"total_steps": 25, "eval_items": 60}
-    with run_directory(tmp_path, environ, env=env) as run:
-        run.start("api")
-        run.start("trainer")
-        run.wait(lambda: run.health().get("status") == "ok", READY_S)
-        run.start("env")
-        assert run.processes["trainer"].wait(200) == 0, run.log("trainer")
-        assert run.end("env") == 0
-        found = Evaluation.model_validate_json(run.paths.evaluation.read_text())
-        assert (found.status, found.step, found.items, found.repeats) == ("completed", 25, 10, 6), found
-        assert found.base is not None and found.adapter is not None
-        assert (found.base.policy_version, found.adapter.policy_version) == (0, 25)
-        assert found.verdict.startswith("improved by ")
-        assert found.low is not None and found.low > 0
