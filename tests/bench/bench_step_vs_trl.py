@@ -2,8 +2,8 @@
 
 A step samples one group of 8 completions of 100 tokens to a prompt of 200 and trains LoRA of rank 16 on all linear
 layers, in fp32 with the same number of threads. TRL generates with transformers and is measured twice: with gradient
-checkpointing, its default, and without. Each program is a process of its own that does one step to warm up; then they
-take turns.
+checkpointing, its default, and without; ours without, its default, and for information with. Each is a process of its
+own that does one step to warm up; then they take turns.
 Extra memory is the peak of the resident set since the model was loaded, minus the resident set then.
 """
 
@@ -20,7 +20,8 @@ from workers import workers
 
 HERE = Path(__file__).parent
 TIME_BAR, MEMORY_BAR = "<= 0.5", "<= 0.2"
-WAYS = {"TRL": [], "TRL without gradient checkpointing": ["--no-checkpointing"]}
+OURS: dict[str, list[str]] = {"ours": [], "ours, gradient checkpointing": ["--checkpointing"]}
+THEIRS: dict[str, list[str]] = {"TRL": [], "TRL without gradient checkpointing": ["--no-checkpointing"]}
 
 
 def main() -> int:
@@ -35,8 +36,8 @@ def main() -> int:
     shape = [str(folder)]
     for name in ("prompt_tokens", "group", "new_tokens", "threads"):
         shape += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    scripts = {"ours": (HERE / "step_ours.py", shape)}
-    scripts |= {name: (HERE / "step_trl.py", [*shape, *extra]) for name, extra in WAYS.items()}
+    scripts = {name: (HERE / "step_ours.py", [*shape, *extra]) for name, extra in OURS.items()}
+    scripts |= {name: (HERE / "step_trl.py", [*shape, *extra]) for name, extra in THEIRS.items()}
     progress(f"step: {what}, 1 x {options.group} x {options.new_tokens}, {options.threads} threads")
     with workers(scripts, options.threads) as started:
         found = interleaved(
@@ -44,19 +45,30 @@ def main() -> int:
         )
     report = Report()
     size = f"1 x {options.group} x {options.new_tokens} tokens from {options.prompt_tokens}"
-    for name in WAYS:
-        _compare(report, f"step against {name}", found["ours"], found[name], f"{size}, {what}")
+    note = f"{size}, {what}"
+    for name in THEIRS:
+        _compare(report, f"step against {name}", found["ours"], found[name], note)
+        _parts(report, f"step against {name}", found["ours"], found[name], note)
+    both, theirs = found["ours, gradient checkpointing"], found["TRL"]
+    _compare(report, "step, both with gradient checkpointing", both, theirs, note, bars=False)
     return report.exit_code
 
 
-def _compare(report: Report, bench: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]], note: str) -> None:
-    report.compare(bench, [one["s"] for one in ours], [one["s"] for one in theirs], "s", TIME_BAR, note)
-    mine, other = ([one["extra_bytes"] / 1e6 for one in ways] for ways in (ours, theirs))
-    report.compare(f"{bench}, extra memory", max(mine), max(other), "MB", MEMORY_BAR, note)
-    mine, other = ([one["sample_s"] for one in ways] for ways in (ours, theirs))
-    report.compare(f"{bench}, sampling alone", mine, other, "s", None, note)
-    mine, other = ([one["s"] - one["sample_s"] for one in ways] for ways in (ours, theirs))
-    report.compare(f"{bench}, all but sampling", mine, other, "s", None, note)
+Steps = list[dict[str, Any]]
+
+
+def _compare(report: Report, bench: str, ours: Steps, theirs: Steps, note: str, *, bars: bool = True) -> None:
+    times = ([one["s"] for one in ways] for ways in (ours, theirs))
+    report.compare(bench, *times, "s", TIME_BAR if bars else None, note)
+    most = (max(one["extra_bytes"] / 1e6 for one in ways) for ways in (ours, theirs))
+    report.compare(f"{bench}, extra memory", *most, "MB", MEMORY_BAR if bars else None, note)
+
+
+def _parts(report: Report, bench: str, ours: Steps, theirs: Steps, note: str) -> None:
+    sampling = ([one["sample_s"] for one in ways] for ways in (ours, theirs))
+    report.compare(f"{bench}, sampling alone", *sampling, "s", None, note)
+    rest = ([one["s"] - one["sample_s"] for one in ways] for ways in (ours, theirs))
+    report.compare(f"{bench}, all but sampling", *rest, "s", None, note)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     step_ours.py MODEL --prompt-tokens 200 --group 8 --new-tokens 100 --threads 2
 
-Answers: ``{"s", "sample_s", "train_s", "extra_bytes"}`` per turn. No token ends a completion, so that all are equally
-long. With ``--without-signal`` every second turn is the group of the turn before with equal scores, not sampled anew.
+Answers: ``{"s", "sample_s", "after_sampling_s", "extra_bytes", ...}`` per turn. No token ends a completion, so that all
+are equally long. With ``--without-signal`` every second turn is the group of the turn before with equal scores, not
+sampled anew.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without-signal", action="store_true")
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
     options = parser.parse_args()
     wait, answer = turns()
     prepare()
@@ -54,6 +56,7 @@ def main() -> None:
         torch_threads=options.threads,
         save_checkpoint_interval=0,
         max_steps_without_signal=1000,
+        gradient_checkpointing=options.checkpointing,
     )
     model = load(
         options.model,
@@ -120,6 +123,7 @@ class _Source:
         self._turn = 0
         self._last: ScoredData | None = None
         self._began = self._sampled = 0.0
+        self._sampling_bytes = 0
         self._train_s: float | None = None
 
     def next_batch(self) -> Lease | None:
@@ -133,6 +137,7 @@ class _Source:
         else:
             group = self._last = self._sample()
         self._sampled = time.perf_counter()
+        self._sampling_bytes = self._memory.so_far().extra
         return Lease([group], str(self._turn))
 
     def recorded(self, step: int, values: Mapping[str, float | None]) -> None:
@@ -147,6 +152,7 @@ class _Source:
                 "after_sampling_s": now - self._sampled,
                 "train_s": self._train_s,
                 "extra_bytes": self._memory.so_far().extra,
+                "extra_bytes_before_training": self._sampling_bytes,
             }
         )
 
