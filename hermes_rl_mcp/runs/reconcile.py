@@ -1,8 +1,8 @@
 """What a reader does about a run whose supervisor is gone: end what it left behind and close its record.
 
 The proof is the supervisor's lock: free, although the record is not terminal. Only the holder of that lock acts, and it
-signals only processes whose identity it can verify. Nothing is ever guessed to be completed; that takes the trainer's own
-record of a run of which only the evaluation was left.
+signals only processes whose identity it can verify. Nothing is ever guessed to be completed: it takes the trainer's
+own record of a run of which only the evaluation was left.
 """
 
 from __future__ import annotations
