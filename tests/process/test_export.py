@@ -256,6 +256,7 @@ def converter(folder: Path, spoil: str = "pass") -> str:
     return str(script)
 
 
+@pytest.mark.slow
 def test_gguf_is_made_by_the_given_converter_and_read_back(run_dir: Path, tmp_path: Path) -> None:
     tools = tmp_path / "llama.cpp"
     tools.mkdir()
