@@ -110,7 +110,7 @@ def _add_generate(app: FastAPI, service: Service) -> None:
         asked = requests.sglang_request(sampler, body)
         result = await answer(request, sampler.submit(asked))
         replies = [
-            requests.sglang_reply(sampler, asked, one, result.policy_version, with_text=body.return_text_in_logprobs)
+            requests.sglang_reply(sampler, asked, one, with_text=body.return_text_in_logprobs)
             for one in result.completions
         ]
         return replies[0] if asked.n == 1 else replies

@@ -182,9 +182,7 @@ def _vllm_prompt(sampler: Sampler, body: GenerateRequest) -> list[int]:
     )
 
 
-def sglang_reply(
-    sampler: Sampler, request: SampleRequest, completion: Completion, version: int, *, with_text: bool
-) -> SglangReply:
+def sglang_reply(sampler: Sampler, request: SampleRequest, completion: Completion, *, with_text: bool) -> SglangReply:
     triples = [
         (logprob, token, sampler.decode([token], skip_special=False) if with_text else None)
         for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
@@ -196,7 +194,7 @@ def sglang_reply(
             completion_tokens=len(completion.token_ids),
             finish_reason=SglangFinish(type=completion.finish_reason),
             output_token_logprobs=triples,
-            policy_version=version,
+            policy_version=completion.policy_version,
         ),
     )
 
@@ -216,6 +214,7 @@ def vllm_reply(
         finish_reasons=[one.finish_reason for one in result.completions],
         prompt_logprobs=_prompt_logprobs(prompt_scores) if prompt_scores else None,
         policy_version=result.policy_version,
+        policy_versions=[one.policy_version for one in result.completions],
     )
 
 

@@ -101,6 +101,9 @@ class VllmReply(BaseModel):
     finish_reasons: list[FinishReason]
     prompt_logprobs: list[list[dict[str, float]] | None] | None = None
     policy_version: int
+    """Smallest of ``policy_versions``."""
+    policy_versions: list[int] = Field(default_factory=list)
+    """Of each completion: where not all began at once, a step may lie between them."""
 
 
 class StreamOptions(BaseModel):

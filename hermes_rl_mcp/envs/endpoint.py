@@ -207,10 +207,11 @@ def parse_vllm(reply: Any) -> list[Completion]:
     """``logprobs`` is [n][T][1] {"<token id>": logprob}; the sampled token comes first."""
     completions = []
     try:
+        versions = reply.get("policy_versions") or [reply.get("policy_version")] * len(reply["logprobs"])
         for index, (entries_T, finish) in enumerate(zip(reply["logprobs"], reply["finish_reasons"], strict=True)):
             pairs = [next(iter((entry[0] if isinstance(entry, list) else entry).items())) for entry in entries_T]
             text = (reply.get("text") or [])[index : index + 1]
-            completions.append(_completion(pairs, finish, text[0] if text else "", reply.get("policy_version")))
+            completions.append(_completion(pairs, finish, text[0] if text else "", versions[index]))
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration, IndexError) as error:
         raise _wrong_shape("vllm", error) from error
     return completions
