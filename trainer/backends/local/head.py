@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from trainer.backends.local.products import linear
+
 _CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
 """fp32 logits per chunk. 32 MiB on a CPU, 170 rows of a 49,152-word vocabulary: more rows make no product faster."""
 
@@ -32,7 +34,7 @@ class Head:
 
     def logits(self, hidden_MH: Tensor) -> Tensor:
         """[M, V], fp32 (fp64 for a model in fp64)."""
-        logits = _at_least_fp32(self._linear(hidden_MH))
+        logits = _at_least_fp32(self._project(hidden_MH))
         if self._scale != 1.0:
             logits = logits * self._scale
         if self._cap:
@@ -64,7 +66,7 @@ class Head:
 
     def shifted(self, hidden_CH: Tensor, temperatures_C: Tensor) -> Tensor:
         """Logits / temperature less their row's largest, [C, V] in fp32. Without autograd, in one buffer."""
-        x_CV = _at_least_fp32(self._linear(hidden_CH))
+        x_CV = _at_least_fp32(self._project(hidden_CH))
         if self._scale != 1.0:
             x_CV.mul_(self._scale)
         if self._cap:
@@ -77,10 +79,16 @@ class Head:
         hidden states' dtype, which is rounded to only after the scalings."""
         d_CV.mul_(self._scale / temperatures_C[:, None])
         if self._cap:
-            tanh_CV = _at_least_fp32(self._linear(hidden_CH)).mul_(self._scale / self._cap).tanh_()
+            tanh_CV = _at_least_fp32(self._project(hidden_CH)).mul_(self._scale / self._cap).tanh_()
             d_CV.mul_(tanh_CV.square_().neg_().add_(1.0))
         weight_VH: Tensor = self._linear.weight
         return d_CV.to(weight_VH.dtype) @ weight_VH
+
+    def _project(self, hidden_MH: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or not self._frozen:
+            result: Tensor = self._linear(hidden_MH)
+            return result
+        return linear(hidden_MH, self._linear.weight, self._linear.bias)
 
     def _by_autograd(self, hidden_MH: Tensor, ids_MK: Tensor, temperatures_M: Tensor) -> tuple[Tensor, Tensor]:
         """For a head with parameters that learn: each chunk is computed again in the backward pass."""

@@ -18,6 +18,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainer.backends.local.products import linear
 from trainer.backends.local.recompute import Recipe, recipe_of
 
 ADAPTER = "default"
@@ -74,7 +75,7 @@ class LeanLinear(PeftLinear):  # type: ignore[misc]
         h_MR = x_MI @ low_a.t()
         if on_B1 is not None:
             h_MR.view(on_B1.shape[0], -1).mul_(on_B1)
-        y_MO = torch.nn.functional.linear(x_MI, weight, bias).addmm_(h_MR, low_b.t(), alpha=parts.scale)
+        y_MO = linear(x_MI, weight, bias).addmm_(h_MR, low_b.t(), alpha=parts.scale)
         return y_MO.view(*x.shape[:-1], -1)
 
 
