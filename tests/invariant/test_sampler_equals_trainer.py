@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import httpx
 import pytest
+import torch
 from tiny_llama import build_tiny_llama
 from trainer_parts import load_model, serving, settings, step
 from transformers import Gemma2Config, MistralConfig, PreTrainedConfig
 
-from trainer.backends.base import Datum
+from trainer.backends.base import Datum, SampleRequest
 from trainer.backends.local.backend import LocalBackend
 from trainer.backends.local.model import LoadedModel
 from trainer.backends.local.rows import TokenArrays, build_rows
 from trainer.backends.local.train import Learner
-from trainer.backends.training import LossName, LossSettings
+from trainer.backends.training import AdamParams, LossName, LossSettings
 
 EQUAL = 5e-5
 """Nats, in fp32."""
+SOON_S = 0.05
 PROMPTS = ["2+3=", "a prompt that is rather longer than the other ones", "x"]
 
 
@@ -145,3 +149,40 @@ def test_sampling_follows_each_optimizer_step_at_once(model: LoadedModel) -> Non
             assert _worst(model, _sample(client, backend, 1.0, 1.0), share=True) <= EQUAL
     finally:
         backend.close()
+
+
+def test_the_first_token_of_new_weights_comes_within_50_ms_of_the_optimizers_step(model: LoadedModel) -> None:
+    backend = LocalBackend(model, settings())
+    delays = []
+    try:
+        with serving(backend) as client:
+            data = _sample(client, backend, 1.0, 1.0)
+        for _ in range(5):
+            drawn: list[float] = []
+            backend.forward_backward(data, LossSettings())
+            waiting = backend.submit(
+                SampleRequest((70, 71, 72), max_tokens=1), lambda *_, drawn=drawn: drawn.append(time.perf_counter())
+            )
+            backend.optim_step(AdamParams(1e-5))
+            stepped = time.perf_counter()
+            version = backend.publish()
+            assert waiting.result(30).policy_version == version
+            delays.append(drawn[0] - stepped)
+    finally:
+        backend.close()
+    assert 0 < median(delays) <= SOON_S
+
+
+def test_in_bf16_the_mismatch_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.backends.local.model.precision", lambda device: torch.bfloat16)
+    model = load_model(build_tiny_llama(tmp_path), adapter_std=0.1)
+    assert model.dtype == torch.bfloat16
+    backend = LocalBackend(model, settings())
+    try:
+        with serving(backend) as client:
+            data = _sample(client, backend, 1.0, 1.0)
+        found = backend.forward_backward(data, LossSettings())
+    finally:
+        backend.close()
+    assert found.mismatch_kl is not None and 1e-8 < found.mismatch_kl < 1e-2
+    assert found.ratio_max is not None and found.ratio_max > 1.001
