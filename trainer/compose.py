@@ -327,6 +327,7 @@ class _Trainer:
             "tokens_without_logprob": outcome.missing_logprobs,
             "malformed_groups": outcome.malformed_groups,
             "gpu_memory_bytes": backend.peak_gpu_bytes(),
+            "prompts_not_shared_because": backend.plain_rows or None,
             "wandb_url": self._wandb_state.url,
             "wandb_error": self._wandb_state.error,
         }

@@ -65,7 +65,15 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config_class, fields = FAMILIES[request.param]
-    return build_tiny_llama(tmp_path_factory.mktemp(request.param), config_class=config_class, **fields)
+    folder = build_tiny_llama(tmp_path_factory.mktemp(request.param), config_class=config_class, **fields)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms begin as ones, biases as zeros: errors in either would not be seen
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    model.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

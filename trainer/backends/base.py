@@ -207,6 +207,11 @@ class Backend(Sampler, Protocol):
         """Why no more can be sampled, ever; None while all is well."""
         ...
 
+    @property
+    def plain_rows(self) -> str:
+        """Why each sequence is trained in a row of its own, which is slower; empty where prompts are shared."""
+        ...
+
     def peak_gpu_bytes(self) -> int | None:
         """Largest GPU memory so far; None on a CPU."""
         ...

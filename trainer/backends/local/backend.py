@@ -124,6 +124,10 @@ class LocalBackend:
     def failure(self) -> Exception | None:
         return self._engine.failure
 
+    @property
+    def plain_rows(self) -> str:
+        return self._model.plain_rows
+
     def peak_gpu_bytes(self) -> int | None:
         if self._model.device.type != "cuda":
             return None

@@ -6,8 +6,10 @@ so.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import platform
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,9 @@ _BLOCK_COST = {"cpu": 6e5, "cuda": 2e8}
 cores 0.1 ms; a GPU computes far more pairs in the time of a call."""
 _PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Of the hidden states' norm."""
+_M_MMAP_THRESHOLD = -3
+"""Its number in glibc's malloc.h."""
+_KEPT_BLOCK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +53,16 @@ def precision(device: torch.device) -> torch.dtype:
 def use_threads(wanted: int) -> None:
     """0: as many as this process may use cores."""
     torch.set_num_threads(wanted or len(os.sched_getaffinity(0)))
+
+
+def give_memory_back() -> None:
+    """Let each freed tensor of a mebibyte or more go back to the system at once.
+
+    By default glibc soon keeps up to 32 MiB of any such block and cannot use it well for aligned ones: a training step
+    then took 60% more memory. Costs 10% of its time. Nothing happens where there is no glibc.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES)
 
 
 def load_with_attention(load: Callable[[str], Any]) -> Any:

@@ -23,7 +23,7 @@ from hermes_rl_mcp.errors import PreflightError
 from trainer.backends.local import adapter_files, lora, recompute
 from trainer.backends.local.attention import Layout
 from trainer.backends.local.base_hash import weights_sha256
-from trainer.backends.local.device import load_with_attention, precision, why_not_shared
+from trainer.backends.local.device import give_memory_back, load_with_attention, precision, why_not_shared
 from trainer.backends.local.head import Head
 
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -106,6 +106,7 @@ def load(
     progress: Callable[[str], None],
 ) -> LoadedModel:
     """fp32 on a CPU, bf16 base with fp32 LoRA on a GPU. With ``adapter`` that one is loaded instead of a fresh one."""
+    give_memory_back()
     progress("hashing the base weights")
     sha256 = weights_sha256(folder)
     if adapter is not None:
@@ -142,6 +143,7 @@ def load(
         rows=lora.install(peft),
         attention_width=text.num_attention_heads * width,
     )
+    progress("trying whether completions can share their prompt's row")
     return replace(model, plain_rows=why_not_shared(model))
 
 

@@ -57,17 +57,16 @@ def install(model: Any) -> int:
 def whole_layers(body: Any) -> Iterator[None]:
     """Within it, decoder layers of ``body`` keep their input alone and are computed again in the backward pass.
 
-    Only the layers themselves are set to training, nothing inside them: no dropout comes alive.
+    Nothing is set to training for it: some families drop out in the layer itself.
     """
     layers = [module for module in body.modules() if isinstance(module, GradientCheckpointingLayer)]
-    again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     for layer in layers:
-        layer.gradient_checkpointing, layer.training, layer._gradient_checkpointing_func = True, True, again
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield
     finally:
         for layer in layers:
-            layer.gradient_checkpointing = layer.training = False
+            del layer.forward  # the class has its own
 
 
 def _norm_of(module: Any) -> Callable[[Any, Tensor], Tensor] | None:
@@ -81,10 +80,13 @@ def _norm_of(module: Any) -> Callable[[Any, Tensor], Tensor] | None:
 
         def forward(self: Any, x: Tensor, make: Any = make, scale: Any = scale) -> Tensor:
             if not (torch.is_grad_enabled() and x.requires_grad) or self.weight.requires_grad:
-                return original(x)
+                plain: Tensor = original(x)
+                return plain
+            y: Any
             y, rstd = _Norm.apply(x, self.weight, eps, make, scale)  # type: ignore[no-untyped-call]
             y.recipe = Recipe(make, (x.detach(), rstd, self.weight))
-            return y
+            normed: Tensor = y
+            return normed
 
         with torch.no_grad():
             same = torch.equal(make(probe, _rstd(probe, eps), weight), original(probe))
