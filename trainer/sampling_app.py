@@ -140,5 +140,6 @@ async def _generate_vllm(request: Request, sampler: Sampler, body: GenerateReque
     scores = None
     if body.prompt_logprobs is not None and body.prompt_logprobs >= 0:
         temperature = asked.temperature or 1.0
-        scores = await answer(request, sampler.score(asked.prompt_ids, temperature, body.prompt_logprobs))
+        scoring = sampler.score(asked.prompt_ids, temperature, body.prompt_logprobs, adapter=asked.adapter)
+        scores = await answer(request, scoring)
     return requests.vllm_reply(sampler, asked, result, scores)

@@ -128,6 +128,17 @@ def test_vllm_shape_takes_text_and_gives_prompt_logprobs(client: httpx.Client, i
         assert 2 <= len(position) <= 3
 
 
+def test_prompt_logprobs_are_those_of_the_policy_that_is_asked(
+    client: httpx.Client, backend: LocalBackend, ids: list[int]
+) -> None:
+    for adapter in (True, False):
+        body = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 0, "adapter": adapter}
+        reply = VllmReply.model_validate(client.post("/generate", json=body).json())
+        scores = backend.score(ids, 1.0, adapter=adapter).result().positions[1:]
+        told = [next(iter(position[0].values())) for position in (reply.prompt_logprobs or [])[1:] if position]
+        assert told == pytest.approx([one.logprob for one in scores if one])
+
+
 def test_greedy_answers_are_the_models_likeliest_tokens(
     model: LoadedModel, client: httpx.Client, ids: list[int]
 ) -> None:

@@ -202,6 +202,15 @@ def test_only_an_earlier_export_is_replaced_and_only_by_force(run_dir: Path, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine"]
 
 
+def test_a_place_where_no_folder_can_be_made_is_told_with_a_way_out(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match=r"No folder can be made in .*/file: .*") as refused:
+        written(run_dir, tmp_path / "file" / "out")
+    assert "--output" in refused.value.hint
+    with pytest.raises(PreflightError, match="No folder can be made in /proc: "):
+        written(run_dir, Path("/proc/out"))
+
+
 def test_a_disk_without_room_is_told_before_anything_is_written(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

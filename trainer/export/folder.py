@@ -53,8 +53,14 @@ def require_space(target: Path, needed_bytes: int) -> None:
 @contextmanager
 def written_aside(target: Path, *, force: bool) -> Iterator[Path]:
     """A new folder; it takes the target's place when the block ends, and is gone if that fails or a signal comes."""
-    make_private_dir(target.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    try:
+        make_private_dir(target.parent)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    except OSError as error:
+        raise PreflightError(
+            f"No folder can be made in {target.parent}: {error.strerror}.",
+            hint="Give a folder in a place that you may write to, with --output.",
+        ) from error
     with _removed_by_signals(temporary):
         try:
             yield temporary
