@@ -20,11 +20,11 @@ _TRAINER_BASE = 400 * _MIB
 _OTHERS = 150 * _MIB
 """Environment (with a tokenizer) and rollout API."""
 _CUDA_CONTEXT = 600 * _MIB
-_HEAD_CHUNK = {"cpu": 1 << 23, "cuda": 1 << 26}
+_HEAD_CHUNK = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Logits that exist at a time (trainer.backends.local.head), fp32, in two copies."""
 _KEPT_MARGIN = 1.3
 """What an allocator takes for the tensors that are kept, and small ones beside them."""
-_PREFILL_TOKENS = 8192
+_PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Padded prompt tokens per prefill pass (trainer.backends.local.engine)."""
 _BYTES_PER_ADAPTER_PARAMETER = 12
 """In a checkpoint: the adapter and two Adam moments, fp32 each. In memory a gradient comes on top."""
@@ -154,7 +154,8 @@ def _model_bytes(request: RunRequest, shape: Shape, work: Work, *, element: int)
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element
     prefixes = work.groups * work.prompt
     cache = (work.rows * (work.prompt + work.longest + 64) + prefixes) * per_token
-    prefill = min(_PREFILL_TOKENS, work.groups * work.prompt) * element * (8 * shape.hidden + 3 * shape.intermediate)
+    prefilled = min(_PREFILL_TOKENS[request.device], work.groups * work.prompt)
+    prefill = prefilled * element * (8 * shape.hidden + 3 * shape.intermediate)
     sampling = 2 * cache + prefill + work.rows * shape.vocabulary * 4 * 3
     return weights + adapter + max(training, sampling)
 
