@@ -1,5 +1,5 @@
-"""The gradient of a batch, from the wire to the adapter, is the one that the reference of ``naive_gradient`` gives, which
-shares no line with the trainer."""
+"""The gradient of a batch, from the wire to the adapter, is that of the reference in ``naive_gradient``, which shares no
+line with the trainer."""
 
 from __future__ import annotations
 

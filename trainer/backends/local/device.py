@@ -1,7 +1,7 @@
 """Decides what a model runs on and how: device, precision, threads, attention backend, shared prompts.
 
-Invariant: nobody else asks which device there is. What cannot be had is refused with a sentence, or falls back and says
-so.
+Invariant: these are chosen here alone; elsewhere no more than a size or the order of a product depends on the device.
+What cannot be had is refused with a sentence, or falls back and says so.
 """
 
 from __future__ import annotations
