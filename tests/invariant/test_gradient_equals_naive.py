@@ -1,5 +1,5 @@
-"""The gradient of a batch, from the wire to the adapter, is that of the reference in ``naive_gradient``, which shares no
-line with the trainer."""
+"""The gradient of a batch, from the wire to the adapter, is that of ``naive_gradient``, which shares no line with the
+trainer."""
 
 from __future__ import annotations
 

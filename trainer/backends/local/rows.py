@@ -150,8 +150,9 @@ def _common_prompt(group: Sequence[Datum]) -> int:
 
 
 def _worth(row: int, prompt: int, extra: int, hidden: int, max_tokens: int) -> bool:
-    """Whether a completion is cheaper in this row than in one of its own. A shared row's attention is dense (row²),
-    its linear layers save the prompt: per layer about 24·hidden² per token against 4·hidden per pair of tokens."""
+    """Whether a completion is cheaper in this row than in one of its own. Attention is counted as dense (row²), which
+    it is where blocks do not pay; linear layers save the prompt: per layer about 24·hidden² per token against 4·hidden
+    per pair of tokens."""
 
     def cost(length: int) -> int:
         return 6 * hidden * length + length * length
