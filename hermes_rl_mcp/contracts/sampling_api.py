@@ -190,6 +190,7 @@ class CompletionReply(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage | None
     policy_version: int | None
+    """Smallest that sampled one of the choices."""
 
 
 class LikelyToken(BaseModel):
@@ -227,6 +228,7 @@ class ChatReply(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     policy_version: int
+    """Smallest that sampled one of the choices."""
 
 
 class ChatDelta(BaseModel):
