@@ -19,6 +19,9 @@ from trainer.advantages import ZERO_VARIANCE, centred, is_zero_variance
 from trainer.backends.base import Datum, Flags
 from trainer.wire import NO_CANDIDATE, MalformedGroupError, WireSequence, parse
 
+OVERLONG = "longer than max_token_trainer_length"
+"""A reason for being out of the loss."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
@@ -152,7 +155,7 @@ def _out_of_loss(datum: Datum, sequence: WireSequence, config: TrainerConfig) ->
     """Why a sequence is out of the loss, tokens and all; empty if it is not. Its score stays in its siblings' baseline.
     One whose advantage the environment set to zero is out, too, unless a teacher has something to say about it."""
     if config.overlong == "drop" and len(sequence.tokens_T) > config.max_token_trainer_length:
-        return "longer than max_token_trainer_length"
+        return OVERLONG
     if config.mask_truncated_completions and sequence.notes.finish_reason == "length":
         return "ended by length"
     if not datum.trainable_T.any():

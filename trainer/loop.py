@@ -26,7 +26,7 @@ from trainer.backends.training import (
     StepResult,
     train_step,
 )
-from trainer.batching import TrainingBatch, build_batch
+from trainer.batching import OVERLONG, TrainingBatch, build_batch
 from trainer.checkpoints import Checkpoints, Counters
 from trainer.failures import CheckpointError, TrainingFailedError
 from trainer.metrics import JsonLines, LastEvaluation, Metrics, StepTimes, finite, step_metrics, utc_now
@@ -330,7 +330,11 @@ class Loop:
             )
         elif batch.zero_variance_groups + len(batch.malformed) < batch.groups and batch.out_of_loss:
             cause = f"what differed in score was out of the loss (sequences: {batch.reasons})"
-            hint = "Give completions a longer max_token_length, or look into what the environment takes out."
+            hint = (
+                "Raise max_token_trainer_length, or set overlong to cut."
+                if batch.out_of_loss.most_common(1)[0][0] == OVERLONG
+                else "Give completions a longer max_token_length, or look into what the environment takes out."
+            )
         else:
             rewards = [rollout.score for rollout in batch.rollouts]
             cause = f"all scores within every group were equal (last mean reward {fmean(rewards):.4g})"

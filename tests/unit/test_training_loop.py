@@ -170,6 +170,12 @@ def test_the_diagnosis_names_the_cause(rig: Rig, broken: ScoredData, words: str)
         rig.run([[broken]] * 2, max_steps_without_signal=2, mask_truncated_completions=True)
 
 
+def test_a_run_whose_sequences_are_all_dropped_as_too_long_is_not_told_to_make_them_longer(rig: Rig) -> None:
+    with pytest.raises(TrainingFailedError, match="longer than max_token_trainer_length") as failed:
+        rig.run([SIGNAL[:1]] * 2, max_steps_without_signal=2, max_token_trainer_length=5, overlong="drop")
+    assert failed.value.hint == "Raise max_token_trainer_length, or set overlong to cut."
+
+
 @pytest.mark.parametrize(("rule", "words", "trained"), [("cut", "cut", 4), ("drop", "left out", 0)])
 def test_sequences_beyond_the_trainers_limit_are_in_log_metrics_and_outcome(
     rig: Rig, caplog: pytest.LogCaptureFixture, rule: str, words: str, trained: int
