@@ -160,7 +160,7 @@ async def _check(context: Context, now: Selected) -> None:
     if found:
         first = found[0]
         rest = [str(problem) for problem in found[1:]]
-        hint = " ".join([first.hint, *(f"Also: {text}" for text in rest)])
+        hint = " ".join(filter(None, [first.hint, *(f"Also: {text}" for text in rest)]))
         raise InvalidValueError(first.message, hint=hint, details=first.details)
     values = now.resolution.section("env")
     if now.info.base == "atroposlib" and values.get("max_batches_offpolicy") == 0:

@@ -77,5 +77,5 @@ def test_settings_that_contradict_each_other_are_refused(values: dict[str, Any],
 def test_the_configuration_tells_of_them_before_a_start(values: dict[str, Any], words: str) -> None:
     [problem] = messages(local(values))
     assert words in problem
-    assert "do not fit together" in problem
+    assert "do not fit together: " in problem and "value error" not in problem.lower()
     assert messages(local({"loss_fn": values["loss_fn"]})) == []

@@ -80,7 +80,8 @@ def sentence(error: ValidationError) -> str:
     parts = []
     for item in error.errors(include_url=False, include_input=False):
         place = ".".join(str(part) for part in item["loc"] if isinstance(part, str))
-        message = item["msg"][:1].lower() + item["msg"][1:]
+        message = item["msg"].removeprefix("Value error, ")  # of a validator of ours or of the environment
+        message = message[:1].lower() + message[1:]
         parts.append(f"{place}: {message}" if place else message)
     return "; ".join(dict.fromkeys(parts))
 
