@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tiny_llama import build_tiny_llama
 from trainer_parts import load_model
 
 from trainer.backends.base import SampleRequest, SampleResult
+from trainer.backends.local.decode import DecodeBatch, Row
 from trainer.backends.local.engine import Engine
 from trainer.backends.local.model import LoadedModel
 from trainer.backends.local.prefix import LEAST_TOKENS
@@ -24,7 +26,14 @@ EQUAL = 5e-5
 SYSTEM = tuple(range(50, 50 + LEAST_TOKENS + 5))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+QUICK = ("llama", "gemma3")
+"""One that takes any mask, one with windows; the others are slow tests."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     config_class, fields = FAMILIES[request.param]
     folder: Path = build_tiny_llama(tmp_path_factory.mktemp(request.param), config_class=config_class, **fields)
@@ -136,6 +145,21 @@ def test_memory_holds_few_columns_and_everything_still_comes(model: LoadedModel)
         engine.close()
     assert all(len(result.completions) == 3 for result in results)
     assert _worst(model, list(zip(requests, results, strict=True))) <= EQUAL
+
+
+@torch.inference_mode()
+def test_memory_follows_the_longest_row(model: LoadedModel) -> None:
+    batch = DecodeBatch(replace(model, eos_ids=frozenset()), torch.Generator().manual_seed(0))
+    long = Row(SampleRequest(tuple(range(50, 110))), 0, 20)
+    short = Row(SampleRequest((7, 8)), 0, 200)
+    batch.admit([[long]])
+    batch.admit([[short]])
+    widths = []
+    while batch.rows:
+        batch.step()
+        widths.append(batch.columns)
+        assert batch.columns == max((row.length for row in batch.rows), default=0)
+    assert (widths[17], widths[18], widths[-2]) == (78, 21, 200)
 
 
 def test_a_seeded_completion_is_the_same_alone_and_in_a_crowd(model: LoadedModel) -> None:

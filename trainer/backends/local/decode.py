@@ -78,6 +78,11 @@ class DecodeBatch:
         self._cache = BatchCache(model.layers)
         self.counts = PassCounts()
 
+    @property
+    def columns(self) -> int:
+        """Of the key-value memory that each row takes part in: the longest row's tokens."""
+        return self._cache.columns
+
     def admit(self, groups: Sequence[list[Row]]) -> list[Row]:
         """Prefill one prompt per group and draw the first token of each of its rows. Returns the rows already done.
 

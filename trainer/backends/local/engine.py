@@ -290,7 +290,7 @@ class Engine:
             self._prefix_version = version
         with self._wake:
             self._scheduler.discard(_Answer.given_up)
-            if self._jobs or self._held:
+            if self._jobs:
                 return []
             return self._scheduler.next_pass(
                 self._batch.rows, lambda ids, adapter: self._prefix.longest(ids, adapter)[1]
