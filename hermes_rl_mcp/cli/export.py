@@ -57,7 +57,7 @@ def run(at: Context, run_id: str, wanted: Wanted) -> Done | int:
 
 def show(console: Console, done: Done) -> None:
     record, check = done.record, done.record.check
-    what = {"adapter": "the adapter", "safetensors": "the merged model", "gguf": "the merged model as GGUF"}
+    what = {"adapter": "adapter", "safetensors": "merged model", "gguf": "merged GGUF"}
     facts = {
         what[record.format]: str(done.folder),
         "of": f"run {record.run_id}, step {record.step}, on {record.base_model}, {record.dtype}",

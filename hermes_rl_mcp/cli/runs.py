@@ -117,7 +117,7 @@ def print_run(console: Console, now: CheckStatus, results: GetResults, home_dir:
         else "",
         "evaluation": evaluation.words(results.evaluation) if results.evaluation else "",
         "adapter": results.adapter_path or "",
-        "use it": f"hermes-rl serve {now.run_id}, hermes-rl export {now.run_id}" if results.adapter_path else "",
+        "use it": f"hermes-rl serve {now.run_id}, or hermes-rl export {now.run_id}" if results.adapter_path else "",
         "folder": str(home_dir),
     }
     warned = {flag.name for flag in now.flags}

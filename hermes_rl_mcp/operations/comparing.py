@@ -25,7 +25,7 @@ from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.records import Evaluation
 from hermes_rl_mcp.contracts.runs import ProcessName, RunRequest
 from hermes_rl_mcp.contracts.sampling_api import SamplingHealth
-from hermes_rl_mcp.errors import HermesRLError, PreflightError
+from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError
 from hermes_rl_mcp.files import read_file, write_atomic
 from hermes_rl_mcp.operations import evaluation
 from hermes_rl_mcp.operations.children import helper_environ
@@ -50,13 +50,19 @@ class ComparisonError(HermesRLError):
 async def compare(context: Context, run_id: str, items: int, seed: int, step: int | None, say: Say) -> Evaluation:
     """Base against the adapter of ``step`` (the last checkpoint without it). ``say`` is told how far it is.
 
-    Raises UnknownRunError, PreflightError or ComparisonError.
+    Raises UnknownRunError, InvalidValueError, PreflightError or ComparisonError.
     """
     request = (await RunReader.open(context, run_id)).request()
     if request is None or request.env_base != "hermes_rl_mcp":
         raise PreflightError(
             f"Run {run_id} cannot be evaluated: its environment is not of this library's kind, or its request is gone.",
             hint="Ask base and adapter yourself: hermes-rl serve RUN.",
+        )
+    steps = [marked.marker.step for marked in context.runs.checkpoints(run_id)]
+    if step is not None and not request.trainer.checkpoint_dir and step not in steps:
+        raise InvalidValueError(
+            f"Run {run_id} has no complete checkpoint of step {step}.",
+            hint=f"There are checkpoints of step {', '.join(map(str, steps))}." if steps else "It has none at all.",
         )
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hermes-rl-evaluate-")))

@@ -37,4 +37,5 @@ def test_a_run_that_was_not_evaluated_can_be_evaluated_afterwards_as_often_as_on
         assert json.loads(again.stdout)[side] == found[side], "the same seeds give the same answers"
     assert processes_left() == []
     missing = evaluate("--step", "77")
-    assert missing.returncode == 1 and "77" in missing.stderr
+    assert missing.returncode == 1 and "no complete checkpoint of step 77" in missing.stderr
+    assert "loading the model" not in missing.stderr, "what is not there is said before anything is started"
