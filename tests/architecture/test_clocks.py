@@ -14,6 +14,7 @@ ALLOWED = {
     "trainer/metrics.py": "stamps of metrics, for people",
     "trainer/calibrate.py": "when a measurement was made, for people",
     "trainer/sampling_app.py": "'created' of OpenAI's answers",
+    "trainer/openai_replies.py": "the same",
     "hermes_rl_mcp/operations/operations.py": "status limit over server restarts; an age below 0 counts as none",
     "hermes_rl_mcp/operations/context.py": "the same",
     "hermes_rl_mcp/cli/prune.py": "ages in days that a person names",

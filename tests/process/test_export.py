@@ -159,7 +159,8 @@ def test_an_export_without_the_adapter_in_it_is_found_out(run_dir: Path, base: P
 
 def test_an_adapter_that_learned_nothing_is_exported_and_called_that(base: Path, tmp_path: Path) -> None:
     record = written(make_run(Home(tmp_path / "other"), base, adapter_std=0.0), tmp_path / "a")
-    assert record.check.adapter_max_abs == record.check.moved_max == 0
+    assert record.check.adapter_max_abs == 0
+    assert record.check.moved_max < 1e-5  # with and without an adapter of zeros the products are not rounded alike
     assert "nothing was learned" in (tmp_path / "a" / "README.md").read_text()
 
 

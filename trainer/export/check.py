@@ -113,7 +113,9 @@ def check(found: Reference, model: Any, tokenizer: Any, dtype: torch.dtype) -> E
 
 def load_merged(folder: Path) -> Any:
     """As anybody would; 16-bit weights are computed with in fp32, so that only their rounding counts."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    ).eval()
 
 
 def load_adapter(base: Path, adapter: Path) -> Any:
@@ -122,11 +124,13 @@ def load_adapter(base: Path, adapter: Path) -> Any:
 
 def load_gguf(file: Path) -> Any:
     """By transformers, which turns every weight back into fp32. Raises whatever it raises for what it does not know."""
-    return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+    ).eval()
 
 
 def load_tokenizer(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _judge(figures: ExportCheck, learned_mean: float, dtype: torch.dtype) -> None:
