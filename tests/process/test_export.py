@@ -301,6 +301,7 @@ def test_a_converter_that_fails_or_is_not_there_is_told_with_a_way_out(
         written(run_dir, tmp_path / "g", "--format", "gguf", "--converter", str(tmp_path / "gone.py"))
 
 
+@pytest.mark.slow
 def test_the_command_exports_checks_and_says_so(environ: dict[str, str], base: Path, tmp_path: Path) -> None:
     home = Home(Path(environ["HERMES_HOME"]))
     make_run(home, base)

@@ -42,6 +42,7 @@ def served(environ: dict[str, str], log: IO[str], *arguments: str) -> Iterator[t
         process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_run_is_served_until_ctrl_c_with_its_adapter_and_its_base(environ: dict[str, str], tmp_path: Path) -> None:
     make_run(Home(Path(environ["HERMES_HOME"])), tmp_path / "my-base")
     with (tmp_path / "log").open("w+") as log, served(environ, log, RUN_ID, "--port", "0") as (process, said):

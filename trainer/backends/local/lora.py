@@ -147,7 +147,7 @@ def install(peft: Any) -> RowSwitch:
 
 @contextmanager
 def only_rows(switch: RowSwitch, on: list[bool], like: Tensor) -> Iterator[None]:
-    """Within it, row i of each batch has the adapter iff ``on[i]``; the others get the base's numbers exactly.
+    """Within it, row i of each batch has the adapter iff ``on[i]``; the others get the base's numbers.
 
     For sampling. The device and dtype of the hidden states are those of ``like``.
     """
