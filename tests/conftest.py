@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -19,6 +20,11 @@ from hermes_rl_mcp.runs.forecast.device import detect_device
 MARK = "HERMES_RL_TEST_MARK"
 _SUITE = uuid.uuid4().hex
 os.environ[MARK] = _SUITE  # inherited by every process a test starts, also by those that left its group
+
+# The same examples every time, so that a run says something of the change it tests. ``--hypothesis-profile default``
+# looks for others.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
