@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from hermes_rl_mcp.errors import PreflightError
 
 BROWSER_HEADERS = ("origin", "sec-fetch-site")
 """Browsers add them to what a page sends, and pages cannot take them away. Programs do not send them."""
@@ -35,6 +38,21 @@ def admitted_path(headers: Mapping[str, str], path: str, *, path_prefix: str, an
     if not secrets.compare_digest(first.encode(), path_prefix.encode()):
         return Refusal(404, "There is nothing at this address.")
     return f"/{rest}"
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Bound, not yet listening; port 0 takes a free one. Raises PreflightError if the address cannot be had."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise PreflightError(
+            f"Cannot listen on {host} port {port}: {error.strerror}.",
+            hint="Choose another port with --port (0 takes a free one), or stop the program that uses this one.",
+        ) from None
+    return sock
 
 
 def is_loopback(host: str) -> bool:

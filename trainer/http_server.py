@@ -11,7 +11,7 @@ import threading
 import uvicorn
 from starlette.types import ASGIApp
 
-from hermes_rl_mcp.errors import PreflightError
+from hermes_rl_mcp.loopback import bound_socket
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 1024
@@ -52,14 +52,4 @@ def listener(host: str, port: int, listen_fd: int | None) -> socket.socket:
     """The inherited socket, else a fresh one. Raises PreflightError if the address is taken."""
     if listen_fd is not None:
         return socket.socket(fileno=listen_fd)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    fresh = socket.socket(family, socket.SOCK_STREAM)
-    fresh.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        fresh.bind((host, port))
-    except OSError as error:
-        fresh.close()
-        raise PreflightError(
-            f"Cannot listen on {host}:{port}: {error.strerror}.", hint="Choose another port or end what uses this one."
-        ) from error
-    return fresh
+    return bound_socket(host, port)

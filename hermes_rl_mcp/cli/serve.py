@@ -5,7 +5,6 @@ Invariant: nobody else can reach it unless that was asked for in so many words.
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from pathlib import Path
@@ -15,8 +14,8 @@ import httpx
 
 from hermes_rl_mcp.cli.programs import Program, started
 from hermes_rl_mcp.cli.text import printable
-from hermes_rl_mcp.errors import InvalidValueError, PreflightError
-from hermes_rl_mcp.loopback import is_loopback
+from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.loopback import bound_socket, is_loopback
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.paths import RUN_ID
 
@@ -45,7 +44,7 @@ def run(at: Context, wanted: Wanted) -> int:
             hint="Add --allow-remote if that is what you want.",
         )
     arguments = _what(at, wanted)
-    with _bound(wanted.host, wanted.port) as listener:
+    with bound_socket(wanted.host, wanted.port) as listener:
         arguments += ["--listen-fd", str(listener.fileno()), "--host", wanted.host, "--device", wanted.device]
         arguments += ["--allow-remote"] if wanted.allow_remote else []
         with started(at, "trainer.serve", arguments, (listener.fileno(),)) as program:
@@ -68,21 +67,6 @@ def _what(at: Context, wanted: Wanted) -> list[str]:
     model = Path(wanted.what).expanduser()
     adapter = ["--adapter", str(Path(wanted.adapter).expanduser().absolute())] if wanted.adapter else []
     return ["--model", str(model.absolute()) if model.is_dir() else wanted.what, *adapter]
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise PreflightError(
-            f"Cannot listen on {host}:{port}: {error.strerror}.",
-            hint="Give another port with --port; 0 takes a free one.",
-        ) from error
-    return listener
 
 
 def _models(program: Program, address: str) -> list[str]:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import uvicorn
 from starlette.types import ASGIApp
 
-from hermes_rl_mcp.errors import InvalidValueError, PreflightError
-from hermes_rl_mcp.loopback import is_loopback
+from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.loopback import bound_socket, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +36,10 @@ def listen(host: str, port: int, *, allow_remote: bool) -> socket.socket:
         )
     address = "127.0.0.1" if host == "localhost" else host
     try:
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        ipaddress.ip_address(address)
     except ValueError:
         raise InvalidValueError(f"{host!r} is not an IP address.", hint="Use --host 127.0.0.1.") from None
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((address, port))
-    except OSError as error:
-        sock.close()
-        raise PreflightError(
-            f"Cannot listen on {address} port {port}: {error.strerror}.",
-            hint="Choose another port with --port, or stop the program that uses this one.",
-        ) from None
-    return sock
+    return bound_socket(address, port)
 
 
 def adopt(fd: int) -> socket.socket:
