@@ -124,7 +124,8 @@ def test_samples_of_many_threads_all_name_one_version_while_it_changes(engine: E
         thread.start()
     seen: list[tuple[int, int]] = []
     for change in range(1, 6):
-        until(lambda: len(results) > 4 * len(seen))
+        # A result of one version alone before the next: on a slow machine every result in between may straddle two.
+        until(lambda change=change: any(result.policy_version == change - 1 for result in list(results)))
         engine.run(lambda: None, exclusive=True, hold=True).result(20)
         before = engine.stats.sampled_tokens
         engine.run(lambda change=change: version.__setitem__(0, change), exclusive=True).result(20)
@@ -138,7 +139,7 @@ def test_samples_of_many_threads_all_name_one_version_while_it_changes(engine: E
         versions = {one.policy_version for one in result.completions}
         assert result.policy_version == min(versions)
         assert versions <= set(range(6))
-    assert {result.policy_version for result in results} >= {1, 2, 3, 4}
+    assert {result.policy_version for result in results} >= {0, 1, 2, 3, 4}
 
 
 def test_what_was_computed_before_a_change_of_weights_is_not_used_after_it(model: LoadedModel) -> None:
