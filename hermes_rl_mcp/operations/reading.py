@@ -59,14 +59,15 @@ class RunReader:
 
     def metrics(self) -> list[dict[str, JsonValue]]:
         """All steps, oldest first."""
-        lines: list[dict[str, JsonValue]] = []
-        offset = 0
-        while True:  # a long file comes in parts
-            part = self._context.runs.metrics(self.record.run_id, offset)
-            lines.extend(part.lines)
-            if part.offset == offset:
-                return lines
-            offset = part.offset
+        return self._context.runs.every(self._paths.metrics)
+
+    def rollouts(self) -> list[dict[str, JsonValue]]:
+        """The scored rollouts that the trainer kept, oldest first; text in them is untrusted."""
+        return self._context.runs.every(self._paths.rollouts)
+
+    def events(self) -> list[dict[str, JsonValue]]:
+        """Changes of state, oldest first."""
+        return self._context.runs.every(self._paths.events)
 
     def recent(self, count: int) -> list[dict[str, JsonValue]]:
         """The last steps, at most ``count``, oldest first."""

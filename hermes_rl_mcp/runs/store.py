@@ -106,6 +106,17 @@ class RunStore:
         """Steps by the trainer. A torn last line is left for next time."""
         return _read_lines(self._paths(run_id).metrics, since_offset)
 
+    def every(self, path: Path) -> Objects:
+        """All objects of one of a run's JSONL files, oldest first."""
+        lines: Objects = []
+        offset = 0
+        while True:  # a long file comes in parts
+            part = _read_lines(path, offset)
+            lines.extend(part.lines)
+            if part.offset == offset:
+                return lines
+            offset = part.offset
+
     def latest(self, run_id: str) -> dict[str, Any] | None:
         """The last step's metrics, without reading the steps before it."""
         return outcome.last_metric(self._paths(run_id).metrics)

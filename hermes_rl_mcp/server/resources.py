@@ -5,10 +5,8 @@ What an environment, a model or a log says is data, not instructions.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -20,15 +18,15 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from hermes_rl_mcp.catalog.scan import MAX_FILE_BYTES, find
 from hermes_rl_mcp.contracts.runs import RunRecord
 from hermes_rl_mcp.errors import HermesRLError, NotFoundError
-from hermes_rl_mcp.files import opened, read_file
+from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations.environments import catalog, source_of
+from hermes_rl_mcp.operations.log_window import MAX_WINDOW_BYTES, log_window
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.reading import RunReader, known_secrets
 from hermes_rl_mcp.paths import PROCESS_LOGS
-from hermes_rl_mcp.redact import redact, redact_text, spellings
+from hermes_rl_mcp.redact import redact, redact_text
 from hermes_rl_mcp.untrusted import shown, shown_values
 
-MAX_WINDOW_BYTES = 262_144
 LISTED_RUNS = 20
 _TITLE_CHARS = 200
 _MAX_STEPS = 500
@@ -83,8 +81,8 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
             if not 0 < limit <= MAX_WINDOW_BYTES:
                 raise ResourceError(f"limit must be 1 to {MAX_WINDOW_BYTES} bytes.")
             path = context.home.log(process, run_id)
-            window = await anyio.to_thread.run_sync(_window, path, offset, limit, known_secrets(context, run_id))
-            return shown(redact_text(window), MAX_WINDOW_BYTES)
+            window = await anyio.to_thread.run_sync(log_window, path, offset, limit, known_secrets(context, run_id))
+            return shown(redact_text(window.text), MAX_WINDOW_BYTES)
 
 
 async def current(operations: Operations) -> list[t.Resource]:
@@ -135,22 +133,3 @@ def _config(operations: Operations, run_id: str) -> str:
         raise ResourceNotFoundError(f"{path} cannot be read: {error.strerror}") from error
     masked = redact(loaded, known_secrets(operations.context, run_id))
     return yaml.safe_dump(shown_values(masked), sort_keys=False, allow_unicode=True)
-
-
-def _window(path: Path, offset: int, limit: int, secrets: list[str]) -> str:
-    """Known secrets are masked before the window is cut, byte for byte, so that two windows together show none."""
-    known = [one.encode(errors="surrogatepass") for one in spellings(secrets)]
-    margin = max(map(len, known), default=0)
-    try:
-        with opened(path) as file:
-            begin = max(0, os.fstat(file.fileno()).st_size - limit) if offset < 0 else offset
-            first = max(0, begin - margin)
-            file.seek(first)
-            data = file.read(begin - first + limit + margin)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise ResourceNotFoundError(f"{path} cannot be read: {error.strerror}") from error
-    for one in known:
-        data = data.replace(one, b"*" * len(one))
-    return data[begin - first :][:limit].decode("utf-8", "replace")

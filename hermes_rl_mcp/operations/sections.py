@@ -1,0 +1,212 @@
+"""Parts of a run, page by page: what tools include on request, resources serve and the dashboard shows.
+
+Every page keeps to a budget of characters, so that an answer with several of them stays readable for a model. What is
+left out is never silent: ``truncated`` and ``next_offset`` say how to go on. Known secrets are masked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from pydantic import BaseModel, ValidationError
+
+from hermes_rl_mcp.contracts.records import RolloutLine
+from hermes_rl_mcp.contracts.runs import Event
+from hermes_rl_mcp.contracts.sections import (
+    CheckpointInfo,
+    CheckpointsPage,
+    Diagnosis,
+    EventsPage,
+    LogPage,
+    MetricsPage,
+    RolloutsPage,
+    SectionName,
+    SectionQuery,
+    Sections,
+)
+from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.files import read_tail
+from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.log_window import MAX_WINDOW_BYTES, log_window
+from hermes_rl_mcp.operations.reading import RunReader, known_secrets
+from hermes_rl_mcp.operations.training import spread
+from hermes_rl_mcp.paths import PROCESS_LOGS
+from hermes_rl_mcp.redact import redact, redact_text
+from hermes_rl_mcp.untrusted import shown_values
+
+BUDGET_CHARS = 18_000
+"""JSON of all sections of one answer: under 8,000 tokens together with what the answer says besides."""
+_ROLLOUT_CHARS = 1_200
+"""Of one prompt or completion in a page; ``rollouts.jsonl`` has the whole."""
+_DEFAULT_ROWS = {"metrics": 20, "rollouts": 8, "checkpoints": 20, "events": 30}
+_DEFAULT_LOG_BYTES = 4_096
+_LAST_LINES = 5
+_LAST_BYTES = 2_048
+
+Row = TypeVar("Row", bound=BaseModel)
+
+
+async def sections(
+    context: Context, reader: RunReader, include: Sequence[SectionName], query: SectionQuery
+) -> Sections:
+    """Every section named, each once. The budget is shared out evenly among them."""
+    wanted = list(dict.fromkeys(include))
+    share = BUDGET_CHARS // max(1, len(wanted))
+    found: dict[str, Any] = {}
+    for name in wanted:
+        if name == "plot":
+            from hermes_rl_mcp.operations.plots import plot_info  # a child process draws it
+
+            found[name] = await plot_info(context, reader)
+        else:
+            found[name] = await anyio.to_thread.run_sync(_READERS[name], context, reader, query, share)
+    return Sections.model_validate(found)
+
+
+def metrics_page(context: Context, reader: RunReader, query: SectionQuery, budget: int = BUDGET_CHARS) -> MetricsPage:
+    """Steps from ``offset`` on; without one ``limit`` steps spread evenly over the run, or as many as fit."""
+    lines = reader.metrics()
+    limit = query.limit or _DEFAULT_ROWS["metrics"]
+    if query.offset >= 0:
+        rows = _fitting([shown_values(line) for line in lines[query.offset : query.offset + limit]], budget)
+        return MetricsPage(rows=rows, spread=False, **_place(len(lines), query.offset, len(rows)))
+    while True:
+        rows = [shown_values(lines[i]) for i in spread(len(lines), limit)]
+        if limit == 1 or _size(rows) <= budget:
+            return MetricsPage(rows=rows, spread=True, total=len(lines), offset=0)
+        limit = max(1, min(limit - 1, limit * budget // _size(rows)))
+
+
+def rollouts_page(context: Context, reader: RunReader, query: SectionQuery, budget: int = BUDGET_CHARS) -> RolloutsPage:
+    """Scored rollouts, oldest first; without an offset the newest."""
+    found = [line for line in reader.rollouts() if query.step is None or line.get("step") == query.step]
+    first, window = _window(found, query, _DEFAULT_ROWS["rollouts"])
+    secrets = known_secrets(context, reader.record.run_id)
+    rows = _fitting(
+        [_cut_rollout(one, secrets) for one in _parsed(RolloutLine, window)], budget, newest=query.offset < 0
+    )
+    if query.offset < 0:
+        first = len(found) - len(rows)
+    return RolloutsPage(rows=[RolloutLine.model_validate(row) for row in rows], **_place(len(found), first, len(rows)))
+
+
+def events_page(context: Context, reader: RunReader, query: SectionQuery, budget: int = BUDGET_CHARS) -> EventsPage:
+    """Changes of state, oldest first; without an offset the newest."""
+    found = reader.events()
+    first, window = _window(found, query, _DEFAULT_ROWS["events"])
+    secrets = known_secrets(context, reader.record.run_id)
+    masked = [shown_values(redact(one.model_dump(mode="json"), secrets)) for one in _parsed(Event, window)]
+    rows = _fitting(masked, budget, newest=query.offset < 0)
+    if query.offset < 0:
+        first = len(found) - len(rows)
+    return EventsPage(rows=[Event.model_validate(row) for row in rows], **_place(len(found), first, len(rows)))
+
+
+def checkpoints_page(
+    context: Context, reader: RunReader, query: SectionQuery, budget: int = BUDGET_CHARS
+) -> CheckpointsPage:
+    """Finished checkpoints by step; without an offset the newest."""
+    found = context.runs.checkpoints(reader.record.run_id)
+    first, window = _window(found, query, _DEFAULT_ROWS["checkpoints"])
+    rows = []
+    for path, marker in window:
+        try:
+            size = sum((path / name).stat().st_size for name in marker.files)
+        except OSError:  # an old one goes when a new one is complete
+            continue
+        rows.append(
+            CheckpointInfo(
+                step=marker.step,
+                path=str(path),
+                policy_version=marker.policy_version,
+                created_at=marker.created_at,
+                size_bytes=size,
+            )
+        )
+    return CheckpointsPage(rows=rows, **_place(len(found), first, len(window)))
+
+
+def log_page(context: Context, reader: RunReader, query: SectionQuery, budget: int = BUDGET_CHARS) -> LogPage:
+    """A window in bytes of one log; without an offset its end."""
+    limit = query.limit or _DEFAULT_LOG_BYTES
+    if limit > MAX_WINDOW_BYTES:
+        raise InvalidValueError(f"limit {limit}: a log is read in windows of at most {MAX_WINDOW_BYTES} bytes.")
+    run_id = reader.record.run_id
+    path = context.home.log(query.process, run_id)
+    window = log_window(path, query.offset, min(limit, budget), known_secrets(context, run_id))
+    text = shown_values(redact_text(window.text), budget)
+    return LogPage(process=query.process, text=text, **_place(window.size, window.offset, window.length))
+
+
+def diagnosis(context: Context, reader: RunReader, query: SectionQuery, budget: int = BUDGET_CHARS) -> Diagnosis:
+    """Flags, who waits for whom, and the last lines of every log."""
+    record = reader.record
+    secrets = known_secrets(context, record.run_id)
+    tails = {name: read_tail(context.home.log(name, record.run_id), _LAST_BYTES) for name in PROCESS_LOGS}
+    lines = {name: tail.splitlines()[-_LAST_LINES:] for name, tail in tails.items() if tail}
+    found = Diagnosis(
+        flags=reader.flags(),
+        waiting=reader.waiting(),
+        stalled=record.stalled and not record.status.terminal,
+        stalled_reason=record.stalled_reason,
+        error=record.error,
+        hint=record.hint,
+        last_log_lines={name: [redact_text(line, secrets) for line in some] for name, some in lines.items()},
+    )
+    return Diagnosis.model_validate(shown_values(redact(found.model_dump(mode="json"), secrets), 600))
+
+
+_READERS = {
+    "metrics": metrics_page,
+    "rollouts": rollouts_page,
+    "log": log_page,
+    "checkpoints": checkpoints_page,
+    "diagnosis": diagnosis,
+    "events": events_page,
+}
+
+
+def _window(found: Sequence[Any], query: SectionQuery, default: int) -> tuple[int, Sequence[Any]]:
+    limit = query.limit or default
+    first = max(0, len(found) - limit) if query.offset < 0 else query.offset
+    return first, found[first : first + limit]
+
+
+def _place(total: int, offset: int, count: int) -> dict[str, Any]:
+    more = offset + count < total and count > 0
+    return {"total": total, "offset": offset, "truncated": more, "next_offset": offset + count if more else None}
+
+
+def _fitting(rows: Sequence[Any], budget: int, *, newest: bool = False) -> list[Any]:
+    """As many as the budget holds, but one at least: from the beginning, or from the end."""
+    kept: list[Any] = []
+    left = budget
+    for row in reversed(rows) if newest else rows:
+        left -= _size(row)
+        if left < 0 and kept:
+            break
+        kept.append(row)
+    return kept[::-1] if newest else kept
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _parsed(model: type[Row], lines: Sequence[dict[str, Any]]) -> list[Row]:
+    """Lines of a later version, or damaged ones, are left out."""
+    found = []
+    for line in lines:
+        try:
+            found.append(model.model_validate(line))
+        except ValidationError:
+            continue
+    return found
+
+
+def _cut_rollout(line: RolloutLine, secrets: Sequence[str]) -> dict[str, Any]:
+    masked: dict[str, Any] = shown_values(redact(line.model_dump(mode="json"), list(secrets)), _ROLLOUT_CHARS)
+    return masked
