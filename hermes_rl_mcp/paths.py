@@ -60,6 +60,16 @@ class Home:
         return self.rl / "cache" / "speed"
 
     @property
+    def plot_cache(self) -> Path:
+        """Drawn pictures of runs."""
+        return self.rl / "cache" / "plots"
+
+    @property
+    def turns(self) -> Path:
+        """Locks that bound how many helper processes of a kind work at once, over all servers."""
+        return self.rl / "cache" / "turns"
+
+    @property
     def models(self) -> Path:
         return self.rl / "models"
 

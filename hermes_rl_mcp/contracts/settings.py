@@ -38,6 +38,8 @@ class Settings(BaseModel):
     """With locks, unlocks and further models already applied."""
     env_dirs: list[str] = Field(default_factory=list)
     """Folders searched for environments beside the bundled ones."""
+    data_dirs: list[str] = Field(default_factory=list)
+    """Folders whose data sets an agent may look into, beside ``env_dirs`` and what the installation brings."""
     limits: OperatorLimits = Field(default_factory=OperatorLimits)
     inference: InferenceEndpoint | None = None
     """Endpoint for ``rl_test_inference``; None = the local model of the profile."""

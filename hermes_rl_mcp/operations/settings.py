@@ -41,6 +41,7 @@ class Flags:
     profile: str | None = None
     session: str | None = None
     env_dirs: Sequence[str] = ()
+    data_dirs: Sequence[str] = ()
     lock: Sequence[str] = ()
     unlock: Sequence[str] = ()
     allow_models: Sequence[str] = ()
@@ -75,6 +76,7 @@ def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operato
         session=session,
         profile=_profile(merged, flags),
         env_dirs=_folders(flags.env_dirs or merged.get("HERMES_RL_ENV_DIRS", "").split(os.pathsep)),
+        data_dirs=_folders(flags.data_dirs or merged.get("HERMES_RL_DATA_DIRS", "").split(os.pathsep)),
         limits=_limits(merged, flags),
         inference=_inference(merged),
     )

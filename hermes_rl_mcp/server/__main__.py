@@ -39,6 +39,12 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     made.add_argument(
         "--env-dir", action="append", default=[], help="folder with environments; repeatable (HERMES_RL_ENV_DIRS)"
     )
+    made.add_argument(
+        "--data-dir",
+        action="append",
+        default=[],
+        help="folder whose data sets the agent may look into; repeatable (HERMES_RL_DATA_DIRS)",
+    )
     made.add_argument("--session", help="name of the selection shared by clients (HERMES_RL_SESSION)")
     made.add_argument("--lock", action="append", default=[], metavar="NAME=VALUE", help="lock a field (HERMES_RL_LOCK)")
     made.add_argument("--unlock", action="append", default=[], metavar="NAME", help="unlock a field (HERMES_RL_UNLOCK)")
@@ -100,6 +106,7 @@ def _build(options: argparse.Namespace, arguments: argparse.ArgumentParser) -> H
             profile=options.profile,
             session=options.session,
             env_dirs=options.env_dir,
+            data_dirs=options.data_dir,
             lock=options.lock,
             unlock=options.unlock,
             allow_models=options.allow_model,
