@@ -11,6 +11,8 @@
     +- InvalidValueError (ValueError)     wrong type, out of range, does not fit the other values
     |  +- LockedFieldError                .locked_value
     |  +- RevisionConflictError           somebody else changed the session in between
+    +- ConfirmationError                  a person has to say yes first      .question
+    +- DeclinedError                      they were asked and did not say yes
     +- MissingExtraError                  an optional dependency is not installed; says the command
     +- PreflightError                     the run could not start: disk, data folder, model, port
     +- CeilingError                     the estimate of a run is beyond what the operator allows
@@ -121,6 +123,34 @@ class LockedFieldError(InvalidValueError):
 
 class RevisionConflictError(InvalidValueError):
     """The session changed between reading and writing it."""
+
+
+class ConfirmationError(HermesRLError):
+    """A person has to say yes first; nothing was done."""
+
+    def __init__(self, question: str) -> None:
+        super().__init__(
+            f"A person has to agree first; nothing was done. {question}",
+            hint="Put the question to the person you work for. Only if they say yes, call again with the same "
+            "arguments and confirm=true.",
+            details={"question": question, "confirm": True},
+        )
+
+    @property
+    def question(self) -> str:
+        """What they are asked. The same for as long as the same would be done."""
+        return str(self.details["question"])
+
+
+class DeclinedError(HermesRLError):
+    """A person was asked and did not say yes; nothing was done."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(
+            f"The person was asked and {how}; nothing was done.",
+            hint="Go on without it. Do not ask again unless they want it; in a shell they can do it themselves "
+            "(hermes-rl runs, hermes-rl export).",
+        )
 
 
 class MissingExtraError(HermesRLError):

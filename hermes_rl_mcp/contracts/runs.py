@@ -133,6 +133,20 @@ class RunRecord(BaseModel):
     """Run directory and logs, measured at the end."""
 
 
+class Starter(BaseModel):
+    """Who asked for something that goes on without them, as far as a client says who it is."""
+
+    client: str
+    """The name that the MCP client gives itself, or ``PROGRAM``."""
+    version: str = ""
+    server: Identity | None = None
+    """The process that was asked; what is started does not need it any more."""
+
+
+PROGRAM = "a program"
+"""In place of a client's name: the command line, or Python."""
+
+
 class RunRequest(BaseModel):
     """``request.json``: all the launcher decided. The supervisor makes ``config.yaml`` of it once it has ports."""
 
@@ -162,6 +176,8 @@ class RunRequest(BaseModel):
     resume_step: int | None = None
     estimate: Estimate | None = None
     """What was said before the start."""
+    started_by: Starter | None = None
+    """None in requests of earlier versions."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
 
 

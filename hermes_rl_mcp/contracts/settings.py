@@ -23,6 +23,10 @@ class OperatorLimits(BaseModel):
     max_hours: float | None = Field(None, gt=0)
     max_disk_gib: float | None = Field(None, gt=0)
     max_gpu_memory_gib: float | None = Field(None, gt=0)
+    ask_hours: float | None = Field(None, gt=0)
+    """Beyond this a person is asked before a start; so with the next two."""
+    ask_disk_gib: float | None = Field(None, gt=0)
+    ask_gpu_memory_gib: float | None = Field(None, gt=0)
 
 
 class Settings(BaseModel):

@@ -48,6 +48,9 @@ class Flags:
     max_hours: str | None = None
     max_disk_gib: str | None = None
     max_gpu_memory_gib: str | None = None
+    ask_hours: str | None = None
+    ask_disk_gib: str | None = None
+    ask_gpu_memory_gib: str | None = None
 
 
 @dataclass(frozen=True)

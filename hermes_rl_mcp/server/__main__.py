@@ -56,11 +56,13 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="let the agent choose these models (HERMES_RL_ALLOW_MODELS)",
     )
     for name, what in (("hours", "hours"), ("disk-gib", "GiB of disk"), ("gpu-memory-gib", "GiB of GPU memory")):
-        made.add_argument(
-            f"--max-{name}",
-            metavar="N",
-            help=f"refuse a run that is estimated to take more {what} (HERMES_RL_MAX_{name.upper().replace('-', '_')})",
-        )
+        for kind, does in (("max", "refuse"), ("ask", "ask a person before")):
+            made.add_argument(
+                f"--{kind}-{name}",
+                metavar="N",
+                help=f"{does} a run that is estimated to take more {what} "
+                f"(HERMES_RL_{kind.upper()}_{name.upper().replace('-', '_')})",
+            )
     made.add_argument(
         "--transport",
         choices=TRANSPORTS,
@@ -113,6 +115,9 @@ def _build(options: argparse.Namespace, arguments: argparse.ArgumentParser) -> H
             max_hours=options.max_hours,
             max_disk_gib=options.max_disk_gib,
             max_gpu_memory_gib=options.max_gpu_memory_gib,
+            ask_hours=options.ask_hours,
+            ask_disk_gib=options.ask_disk_gib,
+            ask_gpu_memory_gib=options.ask_gpu_memory_gib,
         )
         try:
             return build_server(Operations.from_environ(os.environ, flags))
