@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import anyio
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.results import (
     GetResults,
@@ -13,10 +13,12 @@ from hermes_rl_mcp.contracts.results import (
     RunSummary,
     StopTraining,
 )
-from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
-from hermes_rl_mcp.errors import UnreadableRunError
+from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus, Starter
+from hermes_rl_mcp.errors import ConfirmationError, UnreadableRunError
+from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.actual import actual
+from hermes_rl_mcp.operations.asking import Caller, is_anothers, stop_question
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.runs import launch
@@ -24,16 +26,23 @@ from hermes_rl_mcp.runs import launch
 _META_KEYS = ("step", "time")
 
 
-async def stop_training(context: Context, run_id: str) -> StopTraining:
-    """rl_stop_training. Asks, and returns at once."""
+async def stop_training(
+    context: Context, run_id: str, caller: Caller | None = None, confirm: bool = False
+) -> StopTraining:
+    """rl_stop_training. Asks the run's supervisor, and returns at once.
+
+    Raises ConfirmationError for a run of another client, unless ``confirm`` says that a person agreed.
+    """
     try:
-        before = (await RunReader.open(context, run_id)).record.status
+        before = (await RunReader.open(context, run_id)).record
     except UnreadableRunError:  # a damaged record does not make a run unstoppable
         before = None
-    if before is not None and before.terminal:
-        return StopTraining(
-            message=f"Run '{run_id}' is not running (status: {before.value}).", run_id=run_id, status=before.value
-        )
+    if before is not None and before.status.terminal:
+        status = before.status.value
+        return StopTraining(message=f"Run '{run_id}' is not running (status: {status}).", run_id=run_id, status=status)
+    by = await anyio.to_thread.run_sync(_started_by, context, run_id)
+    if by is not None and caller is not None and not confirm and is_anothers(by, caller):
+        raise ConfirmationError(stop_question(before, run_id, by, caller))
     after = await launch.stop(context.home, run_id, "rl_stop_training")
     if after.status.terminal:
         message = f"Run '{run_id}' ended as {after.status.value}."
@@ -45,6 +54,14 @@ async def stop_training(context: Context, run_id: str) -> StopTraining:
         if after.status is not RunStatus.STOPPING:
             message += " Its supervisor has not taken it up yet; the request is on disk and holds."
     return StopTraining(message=message, run_id=run_id, status=after.status.value)
+
+
+def _started_by(context: Context, run_id: str) -> Starter | None:
+    """None if nobody knows: of a run of an earlier version, or with a damaged request."""
+    try:
+        return RunRequest.model_validate_json(read_file(context.home.run(run_id).request)).started_by
+    except (OSError, ValidationError):
+        return None
 
 
 async def get_results(context: Context, run_id: str, max_points: int = 10) -> GetResults:
