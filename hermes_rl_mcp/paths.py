@@ -42,6 +42,11 @@ class Home:
         return self.rl / f"{self.session}.json"
 
     @property
+    def settings_file(self) -> Path:
+        """What the person who starts servers has set for all of them."""
+        return self.rl / "server.yaml"
+
+    @property
     def runs(self) -> Path:
         return self.rl / "runs"
 

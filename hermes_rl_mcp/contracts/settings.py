@@ -47,3 +47,9 @@ class Settings(BaseModel):
     limits: OperatorLimits = Field(default_factory=OperatorLimits)
     inference: InferenceEndpoint | None = None
     """Endpoint for ``rl_test_inference``; None = the local model of the profile."""
+    read_only: bool = False
+    """Whether only what changes nothing may be asked for: no tool that writes is offered, no run starts or stops."""
+    tools: list[str] | None = None
+    """Names of the tools that are offered; None = all."""
+    exclude_tools: list[str] = Field(default_factory=list)
+    """Names of tools that are not."""

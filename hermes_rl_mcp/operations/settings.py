@@ -1,4 +1,4 @@
-"""Turns flags, variables and ``$HERMES_HOME/.env`` into Settings. The agent has no part in any of it.
+"""Turns flags, variables, ``$HERMES_HOME/.env`` and the settings file into Settings. The agent has no part in it.
 
 MCP clients pass almost no environment to a server, so keys and paths may lie in ``$HERMES_HOME/.env``; a variable
 that the process really has wins over that file.
@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from hermes_rl_mcp.contracts.profiles import PROFILES, Profile
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint, OperatorLimits, Settings
 from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.operations.options import Flags, Given, given, split_commas
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.configuration.addresses import hosts_of
 from hermes_rl_mcp.runs.configuration.checks import check_host
@@ -35,30 +36,13 @@ _SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 @dataclass(frozen=True)
-class Flags:
-    """What the command line gave; None and empty mean "not given", then the variable of the same meaning counts."""
-
-    profile: str | None = None
-    session: str | None = None
-    env_dirs: Sequence[str] = ()
-    data_dirs: Sequence[str] = ()
-    lock: Sequence[str] = ()
-    unlock: Sequence[str] = ()
-    allow_models: Sequence[str] = ()
-    max_hours: str | None = None
-    max_disk_gib: str | None = None
-    max_gpu_memory_gib: str | None = None
-    ask_hours: str | None = None
-    ask_disk_gib: str | None = None
-    ask_gpu_memory_gib: str | None = None
-
-
-@dataclass(frozen=True)
 class Operator:
     """The settings, and the environment variables that children are chosen from."""
 
     settings: Settings
     environ: Mapping[str, str] = field(repr=False)  # holds keys
+    given: Given = field(repr=False)
+    """For what is no setting of the operations: how the server is reached."""
 
     @property
     def home(self) -> Home:
@@ -66,10 +50,11 @@ class Operator:
 
 
 def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operator:
-    """Raises InvalidValueError for a flag or variable that makes no sense."""
+    """Raises InvalidValueError for a flag, a variable or a line of a file that makes no sense."""
     home = Home.from_environ(environ)
     merged = effective_environ(home, environ)
-    session = flags.session or merged.get("HERMES_RL_SESSION") or "session"
+    found = given(home, merged, flags)
+    session = found.text("session") or "session"
     if not _SESSION_NAME.match(session):
         raise InvalidValueError(
             f"--session {session!r} cannot be a file name.", hint="Use letters, digits, '.', '_' and '-'."
@@ -77,24 +62,21 @@ def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operato
     settings = Settings(
         home=str(home.root),
         session=session,
-        profile=_profile(merged, flags),
-        env_dirs=_folders(flags.env_dirs or merged.get("HERMES_RL_ENV_DIRS", "").split(os.pathsep)),
-        data_dirs=_folders(flags.data_dirs or merged.get("HERMES_RL_DATA_DIRS", "").split(os.pathsep)),
-        limits=_limits(merged, flags),
+        profile=_profile(found),
+        env_dirs=_folders(found.texts("env_dirs")),
+        data_dirs=_folders(found.texts("data_dirs")),
+        limits=_limits(found),
         inference=_inference(merged),
+        read_only=found.on("read_only"),
+        tools=found.texts("tools") or None,
+        exclude_tools=found.texts("exclude_tools"),
     )
-    return Operator(settings, merged)
+    return Operator(settings, merged, found)
 
 
-def _limits(environ: Mapping[str, str], flags: Flags) -> OperatorLimits:
-    values: dict[str, float] = {}
-    for name in OperatorLimits.model_fields:
-        variable = f"HERMES_RL_{name.upper()}"
-        text = getattr(flags, name) or environ.get(variable, "").strip()
-        if not text:
-            continue
-        values[name] = _ceiling(name, text)
-    return OperatorLimits(**values)
+def _limits(found: Given) -> OperatorLimits:
+    texts = {name: found.text(name) for name in OperatorLimits.model_fields}
+    return OperatorLimits(**{name: _ceiling(name, text) for name, text in texts.items() if text})
 
 
 def check_ceiling(variable: str, text: str) -> None:
@@ -142,17 +124,16 @@ def _env_file(path: Path) -> dict[str, str]:
     return {name: value for name, value in dotenv_values(stream=StringIO(text), interpolate=False).items() if value}
 
 
-def _profile(environ: Mapping[str, str], flags: Flags) -> Profile:
-    name = flags.profile or environ.get("HERMES_RL_PROFILE") or "local"
+def _profile(found: Given) -> Profile:
+    name = found.text("profile") or "local"
     if name not in PROFILES:
         raise InvalidValueError(f"Unknown profile '{name}'.", hint=f"Choose one of: {', '.join(sorted(PROFILES))}.")
     profile = PROFILES[name].model_copy(deep=True)
-    for pattern in flags.allow_models or _split(environ.get("HERMES_RL_ALLOW_MODELS", "")):
-        profile.allowed_models.append(pattern)
-    profile.allowed_hosts.extend(_split(environ.get("HERMES_RL_ALLOW_HOSTS", "")))
-    for unlocked in flags.unlock or _split(environ.get("HERMES_RL_UNLOCK", "")):
+    profile.allowed_models.extend(found.texts("allow_models"))
+    profile.allowed_hosts.extend(split_commas(found.environ.get("HERMES_RL_ALLOW_HOSTS", "")))
+    for unlocked in found.texts("unlock"):
         _unlock(profile, unlocked)
-    for pair in flags.lock or _pairs(environ.get("HERMES_RL_LOCK", "")):
+    for pair in found.texts("lock"):
         locked, separator, text = pair.partition("=")
         if not separator or not locked.strip():
             raise InvalidValueError(f"--lock {pair!r} is not NAME=VALUE.")
@@ -196,15 +177,6 @@ def _inference(environ: Mapping[str, str]) -> InferenceEndpoint | None:
 
 def _folders(names: Sequence[str]) -> list[str]:
     return [str(Path(name).expanduser().absolute()) for name in names if name.strip()]
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _pairs(text: str) -> list[str]:
-    """``a=1,b=[1,2]``: a comma separates only before the next NAME=."""
-    return [part for part in re.split(r",(?=\s*[A-Za-z_]\w*=)", text) if part.strip()]
 
 
 def _value(text: str) -> JsonValue:

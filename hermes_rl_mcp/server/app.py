@@ -19,7 +19,7 @@ from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from pydantic import ValidationError
 
 from hermes_rl_mcp import __version__
-from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.starting import relaunch_queued
 from hermes_rl_mcp.redact import redact_text, secret_values
@@ -50,7 +50,8 @@ class HermesServer(MCPServer[Any]):
     """MCPServer whose tool errors carry structured content and whose resources are found when asked for."""
 
     def __init__(self, operations: Operations) -> None:
-        self._operations = operations
+        self.operations = operations
+        self._not_offered: dict[str, str] = {}
         super().__init__(
             name="hermes-rl",
             title="Hermes RL",
@@ -66,25 +67,49 @@ class HermesServer(MCPServer[Any]):
         """Holds no state: SSE enters it once per connection. Queued runs wait for nobody's first call."""
 
         def relaunch() -> None:  # reads every run; in a thread, so that the first answer does not wait for it
-            anyio.run(relaunch_queued, self._operations.context)
+            anyio.run(relaunch_queued, self.operations.context)
 
+        if self.operations.context.settings.read_only:
+            yield None
+            return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(anyio.to_thread.run_sync, relaunch, abandon_on_cancel=True))
             yield None
             tasks.cancel_scope.cancel()
 
+    def choose_tools(self) -> None:
+        """Takes out of the list what the operator does not offer. Raises InvalidValueError for names that are none."""
+        settings = self.operations.context.settings
+        tools = {tool.name: tool for tool in self._tool_manager.list_tools()}
+        strangers = sorted({*(settings.tools or ()), *settings.exclude_tools} - set(tools))
+        if strangers:
+            raise InvalidValueError(
+                f"--tools, --exclude-tools: there is no tool '{strangers[0]}'.", hint=f"There are: {', '.join(tools)}."
+            )
+        for name, tool in tools.items():
+            if settings.read_only and not (tool.annotations and tool.annotations.read_only_hint):
+                self._not_offered[name] = "this server was started with --read-only"
+            elif name in settings.exclude_tools or (settings.tools is not None and name not in settings.tools):
+                self._not_offered[name] = "the person who runs this server does not offer it"
+        if len(self._not_offered) == len(tools):
+            raise InvalidValueError("No tool is left to offer.", hint="Check --tools, --exclude-tools and --read-only.")
+        for name in self._not_offered:
+            self.remove_tool(name)
+
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> t.CallToolResult | t.InputRequiredResult:
+        if why := self._not_offered.get(name):
+            return plain_failure(f"{name} is not available: {why}. tools/list has what is.")
         try:
             answer = await super().call_tool(name, arguments, context)
         except ToolError as error:
             answer = _answer(name, error)
-        secrets = secret_values(self._operations.context.operator.environ)
+        secrets = secret_values(self.operations.context.operator.environ)
         return masked(answer, secrets) if isinstance(answer, t.CallToolResult) else answer
 
     async def list_resources(self) -> list[t.Resource]:
-        return [*await super().list_resources(), *await resources.current(self._operations)]
+        return [*await super().list_resources(), *await resources.current(self.operations)]
 
 
 def _answer(name: str, error: ToolError) -> t.CallToolResult:
@@ -106,5 +131,6 @@ def build_server(operations: Operations) -> HermesServer:
     """The server, ready to be served over any transport. Configure logging first: the SDK would do it otherwise."""
     server = HermesServer(operations)
     tools.register(server, operations)
+    server.choose_tools()
     resources.register(server, operations)
     return server

@@ -161,10 +161,10 @@ def test_sec_08_very_many_groups_in_one_body_are_bounded(rollouts: RolloutServer
     ("transport", "host"),
     [("sse", "0.0.0.0"), ("streamable-http", "::"), ("sse", "192.168.1.7"), ("sse", "127.0.0.1.evil.example")],
 )
-def test_sec_09_no_transport_of_the_mcp_server_leaves_loopback(
+def test_sec_09_no_transport_of_the_mcp_server_leaves_loopback_without_a_token(
     environ: dict[str, str], transport: str, host: str
 ) -> None:
     command = [sys.executable, "-P", "-m", "hermes_rl_mcp.server", "--transport", transport, "--host", host]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
-    assert "loopback only" in done.stderr
+    assert "there is no token" in done.stderr

@@ -103,8 +103,9 @@ def test_version_and_bad_flags(environ: dict[str, str]) -> None:
 
     assert run("--version") == (0, f"hermes-rl-mcp {__version__}\n")
     for flags, says in (
-        (("--transport", "sse", "--host", "0.0.0.0"), "loopback only"),
-        (("--transport", "websocket"), "invalid choice"),
+        (("--transport", "sse", "--host", "0.0.0.0"), "there is no token"),
+        (("--transport", "websocket"), "not one of"),
+        (("--nonsense",), "unrecognized arguments"),
         (("--port", "x"), "is no port"),
         (("--port", "65536"), "is no port"),
         (("--profile", "nope"), "hermes, local"),

@@ -1,0 +1,76 @@
+"""One HTTP server for all clients: streamable HTTP at /mcp, SSE at /sse, people at /dashboard, behind one gate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import uvicorn
+from mcp.server.transport_security import TransportSecuritySettings
+
+from hermes_rl_mcp.loopback import bound_socket, is_loopback
+from hermes_rl_mcp.server.gate import Gate, Guarded
+from hermes_rl_mcp.server.leaving import SIGNALS
+
+if TYPE_CHECKING:
+    from hermes_rl_mcp.server.app import HermesServer
+    from hermes_rl_mcp.server.flags import Serving
+
+log = logging.getLogger("hermes_rl_mcp.server")
+
+DASHBOARD = "/dashboard"
+_SHUTDOWN_S = 3
+"""Open event streams would keep the server alive for ever."""
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn's handlers know nothing of SIGHUP, and let the process die of the signal afterwards."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._end, number)
+        yield
+
+    def _end(self, number: int) -> None:
+        log.info("leaving (%s); runs go on", signal.Signals(number).name)
+        self.force_exit = self.should_exit  # whoever asks twice is not kept waiting
+        self.should_exit = True
+
+
+def serve(server: HermesServer, serving: Serving) -> None:
+    """Until a signal comes; open streams are cut after a few seconds. Raises PreflightError if the address is taken."""
+    listener = bound_socket(serving.host, serving.port)
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(
+        application(server, serving),
+        log_level="warning",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+    )
+    shown = f"[{serving.host}]" if ":" in serving.host else serving.host
+    log.info("serving on http://%s:%d/mcp (streamable HTTP) and /sse (SSE)", shown, port)
+    if not is_loopback(serving.host):
+        log.warning("what travels is not encrypted: beyond a network of your own, put a proxy with TLS in front")
+    anyio.run(_Server(config).serve, [listener])
+
+
+def application(server: HermesServer, serving: Serving) -> Guarded:
+    """All routes behind the gate. The SDK's own check of Host and Origin is off: it covers its own routes only."""
+    off = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    app = server.streamable_http_app(host=serving.host, transport_security=off)
+    app.router.routes.extend(server.sse_app(host=serving.host, transport_security=off).routes)
+    gate = Gate(
+        token=serving.token,
+        hosts={name.lower() for name in (serving.host, *serving.accept_hosts)},
+        origins={origin.lower().rstrip("/") for origin in serving.accept_origins},
+    )
+    return Guarded(app, gate)
