@@ -18,7 +18,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input $(shell [ -t 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test test-more lint bench clean
+.PHONY: demo test test-more lint bench conformance inspector clients clean
+
+# Others' checkers and clients, each at one version: node's in $(NODE), a virtual environment for each client.
+NODE := .cache/node
+CLIENTS := .cache/clients
+OTHER_CLIENTS := $(patsubst tests/clients/%.txt,$(CLIENTS)/%/.installed,$(wildcard tests/clients/*.txt))
+CHECKERS := $(if $(shell command -v npm),$(NODE)/.installed)
 
 demo: $(VENV)/.installed-train
 	@$(BIN)/hermes-rl demo $(DEMO_ARGS)
@@ -26,7 +32,7 @@ demo: $(VENV)/.installed-train
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist worksteal $(PYTEST_ARGS)
 
-test-more: $(VENV)/.installed-dev
+test-more: $(VENV)/.installed-dev $(OTHER_CLIENTS) $(CHECKERS)
 	$(BIN)/python -m pytest -m "(slow or gpu) and not alone" -n 2 --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "slow and alone" $(PYTEST_ARGS)
 
@@ -36,13 +42,23 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The three checks by others' tools; test-more has them, too (those on node where npm is at hand).
+conformance: $(VENV)/.installed-dev $(NODE)/.installed
+	$(BIN)/python -m pytest tests/conformance/test_official_suite.py $(PYTEST_ARGS)
+
+inspector: $(VENV)/.installed-dev $(NODE)/.installed
+	$(BIN)/python -m pytest tests/conformance/test_inspector.py $(PYTEST_ARGS)
+
+clients: $(VENV)/.installed-dev $(OTHER_CLIENTS)
+	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
+
 # Its stdout is JSON alone, so what an installation says goes to stderr.
 bench:
 	@$(MAKE) --no-print-directory $(VENV)/.installed-bench >&2
 	@$(BIN)/python tests/bench/all.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
@@ -71,4 +87,17 @@ $(VENV)/.installed-dev: $(VENV)/.installed-train pyproject.toml constraints.txt
 $(VENV)/.installed-bench: $(VENV)/.installed-dev
 	@echo "Installing hermes-rl-mcp[train,wandb,dev,bench] ..."
 	@$(PIP) install -e '.[train,wandb,dev,bench]' -c $(VENV)/constraints.txt
+	@touch $@
+
+$(NODE)/.installed: tests/conformance/package.json
+	@echo "Installing node and the checkers of tests/conformance/package.json into $(NODE) ..."
+	@mkdir -p $(NODE)
+	@cp $< $(NODE)/
+	@npm install --prefix $(NODE) --no-audit --no-fund --no-package-lock --loglevel=error
+	@touch $@
+
+$(CLIENTS)/%/.installed: tests/clients/%.txt
+	@echo "Installing $< into $(@D) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --no-input --quiet install -r $<
 	@touch $@
