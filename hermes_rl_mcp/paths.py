@@ -75,6 +75,11 @@ class Home:
         return self.rl / "cache" / "turns"
 
     @property
+    def exports(self) -> Path:
+        """Where exports by tool lie."""
+        return self.rl / "exports"
+
+    @property
     def models(self) -> Path:
         return self.rl / "models"
 
@@ -156,6 +161,10 @@ class RunPaths:
     @property
     def checkpoints(self) -> Path:  # trainer
         return self.dir / "checkpoints"
+
+    @property
+    def exports(self) -> Path:  # requests: the server that was asked; logs: the program that exports
+        return self.dir / "exports"
 
     @property
     def env_metrics(self) -> Path:  # environment

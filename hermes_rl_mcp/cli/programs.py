@@ -15,13 +15,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hermes_rl_mcp import lifeline
+from hermes_rl_mcp.operations.children import program_environ
 from hermes_rl_mcp.operations.context import Context
-from hermes_rl_mcp.redact import SECRET_PREFIX
-from hermes_rl_mcp.runs.specs import CHILD_COMMANDS, supervisor_environ
 
 INTERRUPTED = 130
-_NOT_FOR_IT = ("WANDB_", SECRET_PREFIX, CHILD_COMMANDS)
-"""Beginnings of variables that serve training alone."""
 
 
 @contextmanager
@@ -31,7 +28,7 @@ def started(at: Context, module: str, arguments: Sequence[str], pass_fds: Sequen
     try:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments],
-            env={**_environ(at), lifeline.VARIABLE: str(read_end)},
+            env={**program_environ(at.home, at.operator.environ), lifeline.VARIABLE: str(read_end)},
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,  # ours is for the answer
             pass_fds=(read_end, *pass_fds),
@@ -78,9 +75,3 @@ class Program:
         self.interrupted = True
         if self.running():
             self._child.send_signal(signal.SIGTERM)
-
-
-def _environ(at: Context) -> dict[str, str]:
-    chosen = supervisor_environ(at.home, at.operator.environ)
-    mine = {name: value for name, value in chosen.items() if not name.startswith(_NOT_FOR_IT)}
-    return {**mine, "OMP_WAIT_POLICY": "PASSIVE"}

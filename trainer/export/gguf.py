@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hermes_rl_mcp.contracts.exports import CONVERTERS
 from hermes_rl_mcp.errors import InvalidValueError, PreflightError
 
 _SCRIPT = "convert_hf_to_gguf.py"
-_ON_PATH = (_SCRIPT, "convert-hf-to-gguf", "convert_hf_to_gguf")
 _TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _INSTALL = (
     "Get llama.cpp (git clone https://github.com/ggml-org/llama.cpp), install what its converter needs "
@@ -25,7 +25,7 @@ def find_converter(given: str | None) -> list[str]:
     """The command. ``given``: the script, a program, or a llama.cpp folder. Raises InvalidValueError or
     PreflightError."""
     if given is None:
-        for name in _ON_PATH:
+        for name in CONVERTERS:
             if found := shutil.which(name):
                 return [found]  # by its own first line: it may belong to another Python
         raise PreflightError(f"GGUF needs llama.cpp's converter, and there is no {_SCRIPT} on PATH.", hint=_INSTALL)
