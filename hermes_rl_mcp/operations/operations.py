@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import JsonValue
 
+from hermes_rl_mcp.contracts.exports import ExportFormat
 from hermes_rl_mcp.contracts.results import (
     CheckStatus,
     CurrentConfig,
@@ -23,7 +24,9 @@ from hermes_rl_mcp.contracts.results import (
     StopTraining,
     TestInference,
 )
+from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.operations import environments, starting, status, training
+from hermes_rl_mcp.operations.asking import Caller
 from hermes_rl_mcp.operations.context import Context, Progress, no_progress
 from hermes_rl_mcp.operations.settings import Flags, Operator, load_settings
 
@@ -52,17 +55,35 @@ class Operations:
         return await environments.edit_config(self.context, field, value, revision)
 
     async def start_training(
-        self, idempotency_key: str | None = None, resume_from: str | None = None, dry_run: bool = False
+        self,
+        idempotency_key: str | None = None,
+        resume_from: str | None = None,
+        dry_run: bool = False,
+        *,
+        export_of: str | None = None,
+        export_format: ExportFormat = "adapter",
+        caller: Caller | None = None,
+        confirm: bool = False,
     ) -> StartTraining:
-        return await starting.start_training(self.context, idempotency_key, resume_from, dry_run)
+        """``caller``: the MCP client; none is a program, or a person who answers for themselves. With ``confirm`` a
+        person has agreed to what ConfirmationError asks for."""
+        if export_of is None:
+            return await starting.start_training(self.context, idempotency_key, resume_from, dry_run, caller, confirm)
+        if idempotency_key or resume_from or dry_run:
+            raise InvalidValueError(
+                "export_of starts no run, so it goes with export_format and confirm alone.",
+                hint="Leave out idempotency_key, resume_from and dry_run: an export that is under way is never begun "
+                "twice.",
+            )
+        return await starting.start_export(self.context, export_of, export_format, caller, confirm)
 
     async def check_status(
         self, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress
     ) -> CheckStatus:
         return await status.check_status(self.context, run_id, wait_seconds, progress)
 
-    async def stop_training(self, run_id: str) -> StopTraining:
-        return await training.stop_training(self.context, run_id)
+    async def stop_training(self, run_id: str, *, caller: Caller | None = None, confirm: bool = False) -> StopTraining:
+        return await training.stop_training(self.context, run_id, caller, confirm)
 
     async def get_results(self, run_id: str, max_points: int = 10) -> GetResults:
         return await training.get_results(self.context, run_id, max_points)

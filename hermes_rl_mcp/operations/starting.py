@@ -15,10 +15,12 @@ import anyio
 from pydantic import JsonValue
 
 from hermes_rl_mcp.catalog.describe import file_sha256
+from hermes_rl_mcp.contracts.exports import ExportFormat
 from hermes_rl_mcp.contracts.results import RunLogs, StartTraining
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus
-from hermes_rl_mcp.errors import InvalidValueError, PreflightError
+from hermes_rl_mcp.errors import ConfirmationError, InvalidValueError, PreflightError
 from hermes_rl_mcp.files import read_file
+from hermes_rl_mcp.operations.asking import Caller, start_question, starter
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import Selected, selected
 from hermes_rl_mcp.operations.estimating import Forecast, forecast
@@ -55,13 +57,18 @@ class _Plan:
 
 
 async def start_training(
-    context: Context, idempotency_key: str | None = None, resume_from: str | None = None, dry_run: bool = False
+    context: Context,
+    idempotency_key: str | None = None,
+    resume_from: str | None = None,
+    dry_run: bool = False,
+    caller: Caller | None = None,
+    confirm: bool = False,
 ) -> StartTraining:
     """rl_start_training. Everything that can be known to fail is found before anything is started.
 
     A second call with the same key answers with the run of the first, whatever the configuration is by then.
     ``resume_from`` is an ended run, which the new one continues. With ``dry_run`` everything is checked and nothing
-    made.
+    made. Raises ConfirmationError for a run beyond a soft ceiling, unless ``confirm`` says that a person agreed.
     """
     until = time.monotonic() + (DRY_MEASURE_S if dry_run else MEASURE_S)
     known = None
@@ -70,14 +77,19 @@ async def start_training(
         if known and not dry_run:
             return _known(context, (await RunReader.open(context, known)).record, resume_from)
     plan = await _plan(context, idempotency_key, resume_from, until)
-    request = plan.request
+    question = start_question(context.settings.limits, plan.forecast.estimate)
+    if question and not confirm and not dry_run:
+        raise ConfirmationError(question)
+    request = plan.request.model_copy(update={"started_by": starter(caller)})
     if dry_run:
         await anyio.to_thread.run_sync(partial(preflight, context.home, request, context.operator.environ, dry=True))
         answer = _explained(plan, _planned(context, plan))
-        if known is None:
-            return answer
-        note = f"This idempotency_key belongs to run {known}: a start with it would give that run, not a new one."
-        return answer.model_copy(update={"warnings": [*answer.warnings, note]})
+        notes = [f"Before a start a person would be asked: {question}"] if question else []
+        if known is not None:
+            notes.append(
+                f"This idempotency_key belongs to run {known}: a start with it would give that run, not a new one."
+            )
+        return answer.model_copy(update={"warnings": [*answer.warnings, *notes]})
     prepare: launch.Prepare | None = partial(plan.origin.prepare, request) if plan.origin else None
     await relaunch_queued(context)  # after a reboot those that waited before keep their places
     record = await launch.start(context.home, request, context.operator.environ, wait_s=START_WAIT_S, prepare=prepare)
@@ -126,6 +138,24 @@ def _explained(plan: _Plan, answer: StartTraining) -> StartTraining:
 
 def _request(context: Context, run_id: str) -> RunRequest:
     return RunRequest.model_validate_json(read_file(context.home.run(run_id).request))
+
+
+async def start_export(
+    context: Context, run_id: str, kind: ExportFormat, caller: Caller | None = None, confirm: bool = False
+) -> StartTraining:
+    """rl_start_training(export_of=...): the run that is exported, as a start describes one, and the export."""
+    from hermes_rl_mcp.operations import exporting  # seldom used, and the server must start fast
+
+    record, state = await exporting.start_export(context, run_id, kind, caller, confirm)
+    run = await anyio.to_thread.run_sync(_request, context, run_id)
+    if state.status == "running":
+        message = (
+            f"The export {state.name} of run {run_id} goes on in the background, also without this client. It takes "
+            f"some seconds to minutes; rl_get_results(run_id='{run_id}') says how far it is."
+        )
+    else:
+        message = f"The export {state.name} of run {run_id} is already {state.status}; see rl_get_results."
+    return _started(context, run, record).model_copy(update={"message": message, "export": state, "estimate": None})
 
 
 def _known(context: Context, record: RunRecord, resume_from: str | None) -> StartTraining:

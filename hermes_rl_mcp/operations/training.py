@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 from pydantic import JsonValue, ValidationError
 
+from hermes_rl_mcp.contracts.exports import ExportState
 from hermes_rl_mcp.contracts.results import (
     GetResults,
     HistoryRow,
@@ -29,17 +30,22 @@ _META_KEYS = ("step", "time")
 async def stop_training(
     context: Context, run_id: str, caller: Caller | None = None, confirm: bool = False
 ) -> StopTraining:
-    """rl_stop_training. Asks the run's supervisor, and returns at once.
+    """rl_stop_training. Asks the run's supervisor, and returns at once. Of a run that has ended it ends the exports.
 
-    Raises ConfirmationError for a run of another client, unless ``confirm`` says that a person agreed.
+    Raises ConfirmationError for what another client started, unless ``confirm`` says that a person agreed.
     """
+    from hermes_rl_mcp.operations import exporting  # seldom used, and the server must start fast
+
     try:
         before = (await RunReader.open(context, run_id)).record
     except UnreadableRunError:  # a damaged record does not make a run unstoppable
         before = None
     if before is not None and before.status.terminal:
         status = before.status.value
-        return StopTraining(message=f"Run '{run_id}' is not running (status: {status}).", run_id=run_id, status=status)
+        message = f"Run '{run_id}' is not running (status: {status})."
+        for export in await exporting.stop_exports(context, run_id, caller, confirm):
+            message += f" Its export {export.name} is {export.status}."
+        return StopTraining(message=message, run_id=run_id, status=status)
     by = await anyio.to_thread.run_sync(_started_by, context, run_id)
     if by is not None and caller is not None and not confirm and is_anothers(by, caller):
         raise ConfirmationError(stop_question(before, run_id, by, caller))
@@ -62,6 +68,14 @@ def _started_by(context: Context, run_id: str) -> Starter | None:
         return RunRequest.model_validate_json(read_file(context.home.run(run_id).request)).started_by
     except (OSError, ValidationError):
         return None
+
+
+def _exports(context: Context, run_id: str) -> list[ExportState]:
+    if not context.home.run(run_id).exports.is_dir():
+        return []
+    from hermes_rl_mcp.operations.exporting import exports
+
+    return exports(context, run_id)
 
 
 async def get_results(context: Context, run_id: str, max_points: int = 10) -> GetResults:
@@ -100,6 +114,7 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
         wandb_error=problem,
         estimate=await anyio.to_thread.run_sync(reader.estimate),
         actual=actual(record, lines, summary),
+        exports=await anyio.to_thread.run_sync(_exports, context, run_id),
     )
 
 
