@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from pydantic import BaseModel, JsonValue
 
+from hermes_rl_mcp.contracts.exports import ExportFormat
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.redact import redact, secret_values
@@ -58,10 +59,25 @@ async def rl_edit_config(field: str, value: JsonValue, revision: int | None = No
 
 
 async def rl_start_training(
-    idempotency_key: str | None = None, resume_from: str | None = None, dry_run: bool = False
+    idempotency_key: str | None = None,
+    resume_from: str | None = None,
+    dry_run: bool = False,
+    export_of: str | None = None,
+    export_format: ExportFormat = "adapter",
+    confirm: bool = False,
 ) -> str:
-    """Start a run in the background, or continue one that has ended. The same key gives the same run."""
-    return await _text(lambda ops: ops.start_training(idempotency_key, resume_from, dry_run))
+    """Start a run in the background, or continue one that has ended; or export the weights of one. The same key gives
+    the same run. With ``confirm`` a person has agreed to what an error asked for."""
+    return await _text(
+        lambda ops: ops.start_training(
+            idempotency_key,
+            resume_from,
+            dry_run,
+            export_of=export_of,
+            export_format=export_format,
+            confirm=confirm,
+        )
+    )
 
 
 async def rl_check_status(run_id: str, wait_seconds: float = 0.0) -> str:
@@ -69,9 +85,9 @@ async def rl_check_status(run_id: str, wait_seconds: float = 0.0) -> str:
     return await _text(lambda ops: ops.check_status(run_id, wait_seconds))
 
 
-async def rl_stop_training(run_id: str) -> str:
-    """Ask a run to stop."""
-    return await _text(lambda ops: ops.stop_training(run_id))
+async def rl_stop_training(run_id: str, confirm: bool = False) -> str:
+    """Ask a run to stop; of one that has ended, its export. Nobody is asked: who calls from Python answers for it."""
+    return await _text(lambda ops: ops.stop_training(run_id, confirm=confirm))
 
 
 async def rl_get_results(run_id: str, max_points: int = 10) -> str:

@@ -11,10 +11,12 @@ from mcp.server.mcpserver import Context, MCPServer
 from pydantic import Field
 
 from hermes_rl_mcp.contracts import results as r
+from hermes_rl_mcp.contracts.exports import ExportFormat
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, Progress
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.server import text
 from hermes_rl_mcp.server.answers import ErrorPayload, admit_errors, success
+from hermes_rl_mcp.server.asking import Confirm, asks, caller
 
 RunId = Annotated[str, Field(description="8 hex characters, from rl_start_training or rl_list_runs.")]
 Wait = Annotated[
@@ -117,7 +119,9 @@ def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
 
 def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
     @server.tool(title="Start training", annotations=_hints(open_world=True))
+    @asks
     async def rl_start_training(
+        ctx: Context,
         idempotency_key: Annotated[
             str | None,
             Field(
@@ -135,13 +139,31 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
         dry_run: Annotated[
             bool, Field(description="Check everything and estimate memory, disk, time and tokens; start nothing.")
         ] = False,
+        export_of: Annotated[
+            str | None,
+            Field(
+                max_length=64, description="Id of a run: start no run, but export the weights of its last checkpoint."
+            ),
+        ] = None,
+        export_format: Annotated[
+            ExportFormat, Field(description="adapter: PEFT folder; safetensors: merged model; gguf: for llama.cpp.")
+        ] = "adapter",
+        confirm: Confirm = False,
     ) -> Annotated[t.CallToolResult, r.StartTraining]:
         """Start a training run (GRPO with LoRA) with the current configuration, in the background.
 
         Answers within seconds with a run_id; the run takes minutes to hours and goes on if this client leaves.
         If the device is busy the run is queued. Do not start it twice: rl_list_runs shows what runs.
         Next: rl_check_status(run_id, wait_seconds=50)."""
-        result = await operations.start_training(idempotency_key, resume_from, dry_run)
+        result = await operations.start_training(
+            idempotency_key,
+            resume_from,
+            dry_run,
+            export_of=export_of,
+            export_format=export_format,
+            caller=caller(ctx),
+            confirm=confirm,
+        )
         return success(text.started, result)
 
     @server.tool(title="Check status", annotations=_hints(read_only=True))
@@ -157,11 +179,15 @@ def _register_runs(server: MCPServer[Any], operations: Operations) -> None:
         return success(text.status, result)
 
     @server.tool(title="Stop training", annotations=_hints(destructive=True, idempotent=True))
-    async def rl_stop_training(run_id: RunId) -> Annotated[t.CallToolResult, r.StopTraining]:
+    @asks
+    async def rl_stop_training(
+        run_id: RunId, ctx: Context, confirm: Confirm = False
+    ) -> Annotated[t.CallToolResult, r.StopTraining]:
         """Stop a run. The trainer writes a checkpoint first: rl_start_training(resume_from=run_id) goes on from it.
 
-        Answers at once while the stop goes on: follow it with rl_check_status. Stopping twice does no harm."""
-        result = await operations.stop_training(run_id)
+        Answers at once while the stop goes on: follow it with rl_check_status. Stopping twice does no harm. Of a run
+        that has ended it stops an export that is under way. For a run of another client a person is asked."""
+        result = await operations.stop_training(run_id, caller=caller(ctx), confirm=confirm)
         return success(text.stopped, result)
 
     @server.tool(title="Get results", annotations=_hints(read_only=True))
