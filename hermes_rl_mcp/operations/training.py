@@ -46,7 +46,8 @@ async def stop_training(
         for export in await exporting.stop_exports(context, run_id, caller, confirm):
             message += f" Its export {export.name} is {export.status}."
         return StopTraining(message=message, run_id=run_id, status=status)
-    by = await anyio.to_thread.run_sync(_started_by, context, run_id)
+    asked_before = context.home.run(run_id).stop_request.exists()
+    by = None if asked_before else await anyio.to_thread.run_sync(_started_by, context, run_id)
     if by is not None and caller is not None and not confirm and is_anothers(by, caller):
         raise ConfirmationError(stop_question(before, run_id, by, caller))
     after = await launch.stop(context.home, run_id, "rl_stop_training")

@@ -30,7 +30,7 @@ _FIRST_MODERN = "2026-07-28"
 
 
 class Word(BaseModel):
-    """The form that a person is shown under the question."""
+    """Your word on it."""  # shown to the person
 
     go_ahead: bool = Field(title="Go ahead", description="Yes: do it. No: leave everything as it is.")
 
