@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.diagnosis import Flag
+from hermes_rl_mcp.contracts.exports import ExportState
 from hermes_rl_mcp.contracts.results import (
     CheckStatus,
     ConfigField,
@@ -67,12 +68,24 @@ def edit(result: EditConfig) -> str:
 
 def started(result: StartTraining) -> str:
     lines = [result.message]
+    if result.export is not None:
+        return "\n".join([*lines, *exported([result.export])])
     if not result.dry_run:
         lines += [f"run_id: {result.run_id}", f"status: {result.status}", f"config: {result.config_path}"]
     if result.estimate is not None:
         lines += expected(result.estimate)
     lines += [f"sends to {text}" for text in result.sends_to]
     return "\n".join([*lines, *(f"note: {text}" for text in result.warnings)])
+
+
+def exported(found: Sequence[ExportState]) -> list[str]:
+    """A line for each export."""
+    lines = []
+    for one in found:
+        said = " ".join(text for text in (one.error, one.hint, one.note) if text)
+        where = one.log if one.status == "failed" else one.path
+        lines.append(f"export {one.name} ({one.format}): {one.status}, {where}{'; ' + said if said else ''}")
+    return lines
 
 
 def status(result: CheckStatus) -> str:
@@ -145,9 +158,10 @@ def results(result: GetResults) -> str:
     lines.append(f"adapter: {result.adapter_path or 'none yet'}")
     if result.adapter_path:
         lines.append(
-            f"in a shell: hermes-rl serve {result.run_id} (OpenAI API, base and trained), "
-            f"hermes-rl export {result.run_id} --merge (weights for other programs, with a model card)"
+            f"Next: rl_start_training(export_of='{result.run_id}', export_format='safetensors') for weights that other "
+            f"programs load; in a shell: hermes-rl serve {result.run_id} (OpenAI API, base and trained)"
         )
+    lines += exported(result.exports)
     lines += flags(result.flags)
     lines += compared(result.estimate, result.actual)
     lines += _wandb(result.wandb_url, result.wandb_error)
