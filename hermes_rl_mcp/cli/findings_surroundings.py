@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import httpx
 
 from hermes_rl_mcp.catalog.scan import scan
 from hermes_rl_mcp.cli import config
+from hermes_rl_mcp.cli.clients import COMMAND, FOR_CHILDREN, KEYS, server_command
 from hermes_rl_mcp.cli.findings import Finding
 from hermes_rl_mcp.cli.text import printable
 from hermes_rl_mcp.paths import bundled_environments
@@ -19,12 +17,6 @@ from hermes_rl_mcp.redact import SECRET_PREFIX, redact_text
 
 HUB_TIMEOUT_S = 5.0
 HUB = "https://huggingface.co"
-KEYS = ("HF_TOKEN", "WANDB_API_KEY", "HERMES_RL_INFERENCE_API_KEY", "OPENAI_API_KEY", "TINKER_API_KEY")
-_FOR_CHILDREN = (
-    *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
-    *("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE"),
-)
-"""Settings of a run that a client does not pass on."""
 _OURS = ("HERMES_HOME", "HERMES_RL_")
 _SHOWN_CHARS = 160
 
@@ -47,7 +39,7 @@ def variables(file: Path, environ: Mapping[str, str], effective: Mapping[str, st
     """What a server started here would work with, and where each value comes from."""
     in_file = _values(file)
     ours = sorted(name for name in effective if name.startswith(_OURS) and not name.startswith(SECRET_PREFIX))
-    for name in [*_FOR_CHILDREN, *(name for name in ours if name not in KEYS and not config.secret_like(name))]:
+    for name in [*FOR_CHILDREN, *(name for name in ours if name not in KEYS and not config.secret_like(name))]:
         value = effective.get(name)
         if value is None:
             continue
@@ -55,7 +47,7 @@ def variables(file: Path, environ: Mapping[str, str], effective: Mapping[str, st
         if name in environ and name in in_file and environ[name] != in_file[name]:
             fix = f"The shell's value wins here; a client that does not pass it on gets the one in {file}."
             yield Finding(name, "warning", f"{shown} (this shell; {file} says otherwise)", fix)
-        elif name in environ and name not in in_file and name in _FOR_CHILDREN:
+        elif name in environ and name not in in_file and name in FOR_CHILDREN:
             fix = f"Clients do not pass it on; to make it stay: hermes-rl config set {name} '{shown}'"
             yield Finding(name, "warning", f"{shown} (this shell only)", fix)
         else:
@@ -100,12 +92,11 @@ def hub(effective: Mapping[str, str]) -> Finding:
 
 def client() -> Finding:
     """What stands as the command in a client's file."""
-    beside = Path(sys.executable).parent / "hermes-rl-mcp"
-    command = str(beside) if os.access(beside, os.X_OK) else shutil.which("hermes-rl-mcp")
-    if command is None:
+    command = server_command()
+    if len(command) > 1:
         fix = "Install the package into this Python: pip install hermes-rl-mcp"
-        return Finding("client", "warning", "the command hermes-rl-mcp is not installed", fix)
-    return Finding("client", "ok", f"in its mcpServers file: command {command}")
+        return Finding("client", "warning", f"the command {COMMAND} is not installed", fix)
+    return Finding("client", "ok", f"in its mcpServers file: command {command[0]} (hermes-rl config cursor, ...)")
 
 
 def _values(file: Path) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_rl_mcp import __version__
+from hermes_rl_mcp.cli.config_commands import config_app
 from hermes_rl_mcp.errors import HermesRLError
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ app = typer.Typer(
     add_completion=False,
 )
 runs_app = typer.Typer(no_args_is_help=True, help="Look at training runs, stop them, delete old ones.")
-config_app = typer.Typer(no_args_is_help=True, help="Keys and settings in $HERMES_HOME/.env.")
 app.add_typer(runs_app, name="runs")
 app.add_typer(config_app, name="config")
 
@@ -340,66 +340,6 @@ def runs_prune(
     raise typer.Exit(
         prune.run(_console(), runs.context(os.environ).home, older_than, max_size, dry_run=dry_run, yes=yes)
     )
-
-
-@config_app.command("set")
-def config_set(
-    key: Annotated[str, typer.Argument(help="Name, for example WANDB_API_KEY.")],
-    value: Annotated[str, typer.Argument(help="Value; '-' or nothing reads it from a prompt or stdin.")] = "-",
-) -> None:
-    """Write one key or setting. With '-' the value never stands on a command line."""
-    from hermes_rl_mcp.cli import config
-    from hermes_rl_mcp.operations.settings import check_ceiling
-
-    config.check_name(key)
-    if value == "-":
-        value = typer.prompt(key, hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read().strip()
-    check_ceiling(key, value)
-    file = _home().env_file
-    config.set_value(file, key, value)
-    typer.echo(f"{key}: {config.show(key, value)}. Servers started from now on read it from {file}")
-
-
-@config_app.command("get")
-def config_get(key: Annotated[str, typer.Argument(help="Name.")]) -> None:
-    """Say whether a key is set; shows the value only of settings that are no secret."""
-    from hermes_rl_mcp.cli import config
-
-    values = config.values(_home().env_file)
-    typer.echo(config.show(key, values[key]) if key in values else "not set")
-    raise typer.Exit(0 if key in values else 1)
-
-
-@config_app.command("list")
-def config_list(as_json: JsonFlag = False) -> None:
-    """All names in the file."""
-    from hermes_rl_mcp.cli import config
-
-    file = _home().env_file
-    entries = config.entries(file)
-    if as_json:
-        _print_json({entry.name: entry.shown for entry in entries})
-        return
-    if not entries:
-        typer.echo(f"Nothing is set in {file}")
-    for entry in entries:
-        typer.echo(f"{entry.name} = {entry.shown}")
-
-
-@config_app.command("unset")
-def config_unset(key: Annotated[str, typer.Argument(help="Name.")]) -> None:
-    """Take one name out of the file."""
-    from hermes_rl_mcp.cli import config
-
-    file = _home().env_file
-    config.unset_value(file, key)
-    typer.echo(f"{key} is no longer in {file}")
-
-
-def _home() -> Any:
-    from hermes_rl_mcp.paths import Home
-
-    return Home.from_environ(os.environ)
 
 
 def _print_json(value: Any) -> None:

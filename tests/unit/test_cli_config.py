@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl_mcp.cli import config, main
+from hermes_rl_mcp.cli import config, config_commands
 from hermes_rl_mcp.errors import InvalidValueError, NotFoundError
 
 
@@ -60,9 +60,9 @@ def test_a_ceiling_that_no_server_would_start_with_is_not_written(
 ) -> None:
     monkeypatch.setenv("HERMES_HOME", str(tmp_path))
     with pytest.raises(InvalidValueError, match=r"HERMES_RL_MAX_HOURS.*not a number above 0"):
-        main.config_set("HERMES_RL_MAX_HOURS", value)
+        config_commands.config_set("HERMES_RL_MAX_HOURS", value)
     assert not (tmp_path / ".env").exists()
-    main.config_set("HERMES_RL_MAX_HOURS", "8")
+    config_commands.config_set("HERMES_RL_MAX_HOURS", "8")
     assert config.values(tmp_path / ".env") == {"HERMES_RL_MAX_HOURS": "8"}
 
 
