@@ -228,7 +228,7 @@ class GetResults(Result):
     resumed_step: int | None = None
     flags: list[Flag] = Field(default_factory=list)
     """Findings at the end, or now."""
-    untrusted: str = _quotes("preview, evaluation.reason, error, exports[].error, flags[].evidence")
+    untrusted: str = _quotes("preview, evaluation.reason, error, exports, flags[].evidence")
 
 
 class RunSummary(Result):
