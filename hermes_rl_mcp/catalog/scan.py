@@ -78,7 +78,7 @@ def find(environments: Iterable[EnvironmentInfo], name: str) -> EnvironmentInfo:
 
 def _scan_folder(root: Path, source: Source, problems: list[ScanProblem]) -> list[EnvironmentInfo]:
     classes: dict[tuple[str, str], _Class] = {}
-    for file in _python_files(root, problems):
+    for file in python_files(root, problems):
         try:
             found = _classes_of(file, root)
         except _Unreadable as error:
@@ -105,7 +105,9 @@ def _scan_folder(root: Path, source: Source, problems: list[ScanProblem]) -> lis
     return infos
 
 
-def _python_files(root: Path, problems: list[ScanProblem]) -> Iterator[Path]:
+def python_files(root: Path, problems: list[ScanProblem] | None = None) -> Iterator[Path]:
+    """Files of a folder that may hold environments, in the order of their paths; others go to ``problems``."""
+    problems = [] if problems is None else problems
     count = 0
     inside = root.resolve()
     for folder, names, files in os.walk(root, followlinks=False):

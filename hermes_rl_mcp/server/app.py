@@ -6,7 +6,7 @@ Adds to the SDK's server what it lacks: errors as structured answers, and resour
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -14,17 +14,20 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import mcp.types as t
+from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from pydantic import ValidationError
+from pydantic import AnyUrl, ValidationError
 
 from hermes_rl_mcp import __version__
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.starting import relaunch_queued
 from hermes_rl_mcp.redact import redact_text, secret_values
-from hermes_rl_mcp.server import resources, tools
+from hermes_rl_mcp.server import completions, tools
 from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, masked, plain_failure
+from hermes_rl_mcp.server.notifier import Notifier
+from hermes_rl_mcp.server.resources.serving import Resources
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,8 @@ class HermesServer(MCPServer[Any]):
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
         self._not_offered: dict[str, str] = {}
+        self._resources = Resources(operations.context)
+        self.notifier = Notifier(operations.context, self._resources)
         super().__init__(
             name="hermes-rl",
             title="Hermes RL",
@@ -60,7 +65,9 @@ class HermesServer(MCPServer[Any]):
             version=__version__,
             log_level="INFO",
             lifespan=self._lifespan,
+            subscriptions=self.notifier.bus,
         )
+        self.notifier.attach(self)
 
     @asynccontextmanager
     async def _lifespan(self, _: MCPServer[Any]) -> AsyncIterator[None]:
@@ -109,7 +116,16 @@ class HermesServer(MCPServer[Any]):
         return masked(answer, secrets) if isinstance(answer, t.CallToolResult) else answer
 
     async def list_resources(self) -> list[t.Resource]:
-        return [*await super().list_resources(), *await resources.current(self.operations)]
+        return [*await super().list_resources(), *await self._resources.listed()]
+
+    async def list_resource_templates(self) -> list[t.ResourceTemplate]:
+        return [*self._resources.templates(), *await super().list_resource_templates()]
+
+    async def read_resource(
+        self, uri: AnyUrl | str, context: Context[Any, Any] | None = None
+    ) -> Iterable[ReadResourceContents] | t.InputRequiredResult:
+        ours = await self._resources.read(str(uri))
+        return await super().read_resource(uri, context) if ours is None else ours
 
 
 def _answer(name: str, error: ToolError) -> t.CallToolResult:
@@ -132,5 +148,5 @@ def build_server(operations: Operations) -> HermesServer:
     server = HermesServer(operations)
     tools.register(server, operations)
     server.choose_tools()
-    resources.register(server, operations)
+    completions.register(server, operations.context)
     return server

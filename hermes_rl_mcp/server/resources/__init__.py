@@ -1,0 +1,1 @@
+"""What can be read without calling a tool: environments, and runs part by part."""
