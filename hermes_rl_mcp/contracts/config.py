@@ -17,7 +17,7 @@ CLIP_THRESHOLDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.9997, 1.00
 class TrainerConfig(BaseModel):
     """Settings of the trainer process. Every field is visible to the agent; a profile may lock it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     backend: Literal["local"] = "local"
     """Who computes gradients: ``local`` is torch and peft in this process."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 class Profile(BaseModel):
     """One operator's policy over the flat field namespace (environment + server + trainer)."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
     name: str
     locked: dict[str, JsonValue] = Field(default_factory=dict)

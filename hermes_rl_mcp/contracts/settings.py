@@ -18,7 +18,7 @@ class InferenceEndpoint(BaseModel):
 class OperatorLimits(BaseModel):
     """Ceilings of one run's estimate, set by the person who starts the server. No tool can raise them; None = none."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     max_hours: float | None = Field(None, gt=0)
     max_disk_gib: float | None = Field(None, gt=0)
@@ -32,7 +32,7 @@ class OperatorLimits(BaseModel):
 class Settings(BaseModel):
     """The operator's side of the product; an agent can read parts of it and change none."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
     home: str
     """``$HERMES_HOME``."""

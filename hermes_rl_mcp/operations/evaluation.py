@@ -11,7 +11,7 @@ from hermes_rl_mcp.contracts.runs import ProcessName, RunRecord, RunRequest, Run
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs import outcome
-from hermes_rl_mcp.runs.watch.vitals import read_env_state
+from hermes_rl_mcp.runs.env_state import read_env_state
 
 
 def read(paths: RunPaths, record: RunRecord, request: RunRequest | None) -> Evaluation | None:

@@ -11,18 +11,20 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from hermes_rl_mcp.checkpoints import newest
 from hermes_rl_mcp.contracts.config import RunConfig
-from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunStatus
 from hermes_rl_mcp.files import read_file, read_tail
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import redact_text
 from hermes_rl_mcp.runs.oom import OomKills
+
+if TYPE_CHECKING:
+    from hermes_rl_mcp.contracts.rollout_api import HealthReply
 
 TITLES: dict[ProcessName, str] = {"api": "rollout API", "trainer": "trainer", "env": "environment"}
 _TAIL_BYTES = 16_384

@@ -42,7 +42,7 @@ _ALLOWED: dict[ProcessName, tuple[str, ...]] = {"api": _BASE, "trainer": _BASE +
 class Limits(BaseModel):
     """How long the supervisor waits for what, and how much it lets grow. Every one is a bound, not a delay."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
     api_ready_s: float = 60.0
     """Loads no model; on a busy machine its imports take some seconds."""

@@ -27,6 +27,7 @@ from hermes_rl_mcp.operations.status import snapshot
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.state import RunState
 from hermes_rl_mcp.runs.store import RunStore, Unreadable
+from hermes_rl_mcp.runs.env_state import read_env_state
 from hermes_rl_mcp.runs.watch import vitals
 
 RUN = "0123abcd"
@@ -257,7 +258,7 @@ def test_sec_12_no_file_of_a_run_that_is_something_else_blocks_who_looks_at_the_
         assert isinstance(run, RunRecord)
         assert snapshot(context, RunReader(context, run)).status == "interrupted"
         assert context.runs.checkpoints(RUN) == []
-        assert vitals.read_env_state(paths) is None and vitals._text(paths.progress) is None
+        assert read_env_state(paths) is None and vitals._text(paths.progress) is None
         done.set()
 
     threading.Thread(target=look, daemon=True).start()

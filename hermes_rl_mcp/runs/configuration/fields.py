@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping
+from inspect import cleandoc, getsource
+from itertools import pairwise
+from textwrap import dedent
 from typing import Annotated, Any
 
 from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
@@ -15,6 +19,7 @@ from hermes_rl_mcp.errors import InvalidValueError
 def model_fields(model: type[BaseModel], section: Section) -> list[FieldInfo]:
     """A pydantic class as fields for people."""
     schema = model.model_json_schema()
+    texts = _docstrings(model)
     fields = []
     for name, info in model.model_fields.items():
         properties = schema["properties"][name]
@@ -24,12 +29,23 @@ def model_fields(model: type[BaseModel], section: Section) -> list[FieldInfo]:
                 name=name,
                 type=readable_type(properties),
                 default=default,
-                description=" ".join((info.description or "").split()),
+                description=" ".join((info.description or texts.get(name, "")).split()),
                 section=section,
                 json_schema=properties,
             )
         )
     return fields
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Field name to the text below it. Read when it is asked for: at import it would slow the start of every server."""
+    [body] = [node.body for node in ast.parse(dedent(getsource(model))).body if isinstance(node, ast.ClassDef)]
+    found = {}
+    for field, text in pairwise(body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                found[name] = cleandoc(words)
+    return found
 
 
 def readable_type(schema: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anyio import create_task_group, to_thread
-from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.rollout_api import HealthReply
@@ -23,6 +22,7 @@ from hermes_rl_mcp.contracts.vitals import EnvState, ProcessVitals, Vitals
 from hermes_rl_mcp.files import now, read_file, write_atomic
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.runs import family, outcome, reserve
+from hermes_rl_mcp.runs.env_state import read_env_state
 from hermes_rl_mcp.runs.health import Health
 from hermes_rl_mcp.runs.watch.waiting import Look, Waiting, waiting
 
@@ -143,14 +143,6 @@ class _Files:
     step: int
     progress: str | None
     disk: tuple[int, Path]
-
-
-def read_env_state(paths: RunPaths) -> EnvState | None:
-    """What the environment says of its groups; None if it says nothing that can be read."""
-    try:
-        return EnvState.model_validate_json(read_file(paths.env_state))
-    except (OSError, ValidationError):
-        return None
 
 
 async def _ask(
