@@ -43,7 +43,7 @@ def make_private_dir(path: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str | bytes) -> None:
     """Replaces ``path``. After a failure it is as it was and nothing is left beside it."""
     with _written_aside(path, text) as aside:
         os.replace(aside, path)
@@ -154,13 +154,13 @@ def trim_log(path: Path, max_bytes: int, keep_bytes: int) -> bool:
 
 
 @contextmanager
-def _written_aside(path: Path, text: str) -> Iterator[Path]:
+def _written_aside(path: Path, text: str | bytes) -> Iterator[Path]:
     """A synced file beside ``path`` that holds ``text``; what is left of it goes after the block."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     aside = Path(name)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(fd, "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         yield aside

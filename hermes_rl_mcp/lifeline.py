@@ -10,11 +10,23 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 
 VARIABLE = "HERMES_RL_LIFELINE_FD"
 GRACE_S = 10.0
 """Between SIGTERM to ourselves and leaving without clean-up: enough to write a checkpoint of a small adapter."""
+
+
+@contextmanager
+def held() -> Iterator[int]:
+    """For the parent: the read end to hand to a child. The pipe ends with this block, or with this process."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(writing)
+        os.close(reading)
 
 
 def watch(environ: MutableMapping[str, str], grace_s: float = GRACE_S) -> bool:

@@ -15,8 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +107,7 @@ class Describer:
             return answer
 
     async def _child(self, command: list[str], errors: Path, info: EnvironmentInfo) -> int:
-        with errors.open("wb") as stderr, _lifeline() as reading:
+        with errors.open("wb") as stderr, lifeline.held() as reading:
             environ = {**self.environ, "PYTHONPATH": str(install_root()), lifeline.VARIABLE: str(reading)}
             process = await anyio.open_process(
                 command,
@@ -129,7 +128,7 @@ class Describer:
                 ) from None
             finally:
                 with anyio.CancelScope(shield=True):
-                    await _end(process)
+                    await end_session(process)
 
 
 def _without_secrets(schema: EnvironmentSchema) -> EnvironmentSchema:
@@ -149,18 +148,7 @@ def _without_secrets(schema: EnvironmentSchema) -> EnvironmentSchema:
     return schema.model_copy(update={"fields": fields, "server": redact(schema.server)})
 
 
-@contextmanager
-def _lifeline() -> Iterator[int]:
-    """The read end of a pipe that closes when this process dies, however it dies."""
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(writing)
-        os.close(reading)
-
-
-async def _end(process: anyio.abc.Process) -> None:
+async def end_session(process: anyio.abc.Process) -> None:
     """A child that still runs, at a timeout or because the call was cancelled, goes with its whole session."""
     if process.returncode is None:
         try:

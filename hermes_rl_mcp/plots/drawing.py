@@ -1,0 +1,248 @@
+"""Draws curves of runs with matplotlib: four panels, light, readable at 800 pixels and by those who see fewer colours.
+
+One run: each step faintly, and over it a mean that shows the trend. Several: a colour, dash and mark for each run, the
+same in all panels. Nothing that a run calls itself is read as a formula. Arrays: ``N`` steps.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from hermes_rl_mcp.plots.curves import Curve, HeldOut, RunCurves
+
+REWARD, TRAINED, EVALUATED = "reward/mean", "train/percent_correct", "eval/percent_correct"
+LENGTH, LOSS = "rollouts/length_mean", "train/loss"
+NAMES = (REWARD, TRAINED, EVALUATED, LENGTH, LOSS)
+
+# Okabe and Ito's colours, which differ for every common kind of colour blindness; their yellow is too light on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)), (0, (1, 1)), (0, (4, 1)))
+_MARKS = ("o", "s", "^", "D", "v", "P", "X")
+MAX_RUNS = len(COLOURS)
+_INK, _QUIET, _GRID = "#222222", "#5A5A5A", "#E2E2E2"
+_FEW_STEPS = 30
+"""Up to so many values each is marked and no mean is drawn."""
+_STYLE: dict[str, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 12.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": _QUIET,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "xtick.color": _QUIET,
+    "ytick.color": _QUIET,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "text.color": _INK,
+    "text.parse_math": False,
+    "legend.framealpha": 0.85,
+    "legend.edgecolor": "none",
+    "legend.fontsize": 10,
+}
+
+
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    unit: str
+    name: str
+    measure: str = ""
+    """Of an evaluation at the end that belongs here."""
+
+
+_PANELS = (
+    _Panel("Reward", "mean score", REWARD, measure="score"),
+    _Panel("Accuracy", "correct answers", TRAINED, measure="accuracy"),
+    _Panel("Length of answers", "mean tokens", LENGTH),
+    _Panel("Loss", "policy loss", LOSS),
+)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How one run is told from the others."""
+
+    colour: str
+    dashes: Any
+    mark: str
+
+    @classmethod
+    def of(cls, index: int) -> _Look:
+        return cls(COLOURS[index], _DASHES[index], _MARKS[index])
+
+
+def draw(runs: Sequence[RunCurves]) -> bytes:
+    """A PNG of 960 x 720 pixels. ValueError for no run, or more than MAX_RUNS."""
+    if not 1 <= len(runs) <= MAX_RUNS:
+        raise ValueError(f"{len(runs)} runs: a picture shows 1 to {MAX_RUNS}")
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(9.6, 7.2), dpi=100, facecolor="white")
+        FigureCanvasAgg(figure)
+        top = _one_heading(figure, runs[0]) if len(runs) == 1 else _many_heading(figure, runs)
+        grid = figure.add_gridspec(2, 2, left=0.085, right=0.975, top=top, bottom=0.08, hspace=0.34, wspace=0.24)
+        for number, panel in enumerate(_PANELS):
+            _panel(figure.add_subplot(grid[divmod(number, 2)]), panel, runs)
+        written = io.BytesIO()
+        figure.savefig(written, format="png", metadata={"Software": None})
+    return written.getvalue()
+
+
+def _one_heading(figure: Figure, run: RunCurves) -> float:
+    """Where the panels may begin, as a fraction of the height."""
+    figure.text(
+        0.02, 0.965, f"Run {run.run_id}: {run.environment} with {run.model}", size=14, weight="bold", va="center"
+    )
+    of_total = f" of {run.total_steps:,}" if run.total_steps else ""
+    said = f"{run.status}, step {run.last_step:,}{of_total}"
+    if run.verdict:
+        said += f"; held-out items: {run.verdict}"
+    figure.text(0.02, 0.928, said, size=11, color=_QUIET, va="center")
+    return 0.865
+
+
+def _many_heading(figure: Figure, runs: Sequence[RunCurves]) -> float:
+    figure.text(0.02, 0.965, f"{len(runs)} runs side by side", size=14, weight="bold", va="center")
+    labels = [
+        f"{run.run_id}: {run.environment} with {run.model}, {run.status} at step {run.last_step:,}" for run in runs
+    ]
+    looks = [_Look.of(index) for index in range(len(runs))]
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=look.dashes, marker=look.mark, markersize=5, linewidth=2)
+        for look in looks
+    ]
+    figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0.012, 0.952),
+        handlelength=4,
+        frameon=False,
+        labelspacing=0.3,
+    )
+    return 0.88 - 0.0275 * len(runs)
+
+
+def _panel(axes: Axes, panel: _Panel, runs: Sequence[RunCurves]) -> None:
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.unit)
+    axes.set_xlabel("step")
+    looks = [_Look.of(index) for index in range(len(runs))]
+    drawn = [
+        _curve(axes, run.curves[panel.name], look, alone=len(runs) == 1) for run, look in zip(runs, looks, strict=True)
+    ]
+    if panel.name == TRAINED:
+        drawn += [_evaluations(axes, run, look, alone=len(runs) == 1) for run, look in zip(runs, looks, strict=True)]
+    for run, look in zip(runs, looks, strict=True):
+        if run.held_out and run.held_out.measure == panel.measure:
+            _held_out(axes, run.held_out, look, alone=len(runs) == 1)
+            drawn.append(True)
+    _scales(axes, panel, runs)
+    if not any(drawn):
+        _say_empty(axes, panel, runs)
+    elif panel.name == LOSS and len(runs) == 1 and (without := runs[0].without_signal):
+        axes.text(
+            0.99, 0.02, f"{without:,} steps without signal", transform=axes.transAxes, ha="right", size=10, color=_QUIET
+        )
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best")
+
+
+def _curve(axes: Axes, curve: Curve, look: _Look, *, alone: bool) -> bool:
+    """Whether there was a value to draw."""
+    steps_N, values_N = np.array(curve.steps_N, dtype=float), np.array(curve.values_N, dtype=float)
+    known = int(np.isfinite(values_N).sum())
+    if not known:
+        return False
+    style = {"color": look.colour, "linestyle": look.dashes}
+    if known <= _FEW_STEPS:
+        axes.plot(steps_N, values_N, **style, linewidth=1.8, marker=look.mark, markersize=4.5)
+        return True
+    window = 2 * (len(steps_N) // 25) + 1
+    axes.plot(steps_N, values_N, color=look.colour, linewidth=0.8, alpha=0.3 if alone else 0.12)
+    label = {"label": f"mean of {window} steps"} if alone else {}
+    axes.plot(steps_N, moving_mean(values_N, window), **style, linewidth=2.2, **label)
+    return True
+
+
+def moving_mean(values_N: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Around each step, over those of the ``window`` that have a value; NaN where none has."""
+    known_N = np.isfinite(values_N)
+    weights = np.ones(window)
+    sums_N = np.convolve(np.where(known_N, values_N, 0.0), weights, mode="same")
+    counts_N = np.round(np.convolve(known_N.astype(float), weights, mode="same"))
+    return np.divide(sums_N, counts_N, out=np.full(len(values_N), np.nan), where=counts_N > 0)
+
+
+def _evaluations(axes: Axes, run: RunCurves, look: _Look, *, alone: bool) -> bool:
+    """The environment's own evaluations during the run: few, so marks."""
+    curve = run.curves[EVALUATED]
+    if curve.empty:
+        return False
+    if alone:
+        look = _Look(COLOURS[1], "-", "D")
+    label = {"label": "evaluation"} if alone else {}
+    line = look.dashes if alone else "none"
+    axes.plot(
+        curve.steps_N, curve.values_N, color=look.colour, linestyle=line, linewidth=1.2, marker=look.mark, markersize=6,
+        markeredgecolor="white", **label,
+    )  # fmt: skip
+    return True
+
+
+def _held_out(axes: Axes, found: HeldOut, look: _Look, *, alone: bool) -> None:
+    """Base at step 0 and adapter at its own step, with 95% intervals."""
+    colour = COLOURS[2] if alone else look.colour
+    arms = (found.base, found.adapter)
+    middle = [arm.accuracy for arm in arms]
+    below = [max(0.0, arm.accuracy - arm.low) for arm in arms]
+    above = [max(0.0, arm.high - arm.accuracy) for arm in arms]
+    label = {"label": "held-out: base, trained"} if alone else {}
+    axes.errorbar(
+        [0, max(found.step, 1)], middle, yerr=[below, above], fmt="s", color=colour, markersize=6, capsize=4,
+        linewidth=1.8, zorder=4, **label,
+    )  # fmt: skip
+
+
+def _scales(axes: Axes, panel: _Panel, runs: Sequence[RunCurves]) -> None:
+    last = max(1, *(run.last_step for run in runs), *(run.held_out.step for run in runs if run.held_out))
+    begin = 0 if any(run.held_out and run.held_out.measure == panel.measure for run in runs) else 1
+    room = max(0.5, 0.025 * last)
+    axes.set_xlim(begin - room, last + room)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+    low, high = axes.get_ylim()
+    if panel.name == TRAINED:
+        axes.set_ylim(max(low, -0.03), min(high, 1.03))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+
+
+def _say_empty(axes: Axes, panel: _Panel, runs: Sequence[RunCurves]) -> None:
+    if not any(run.last_step for run in runs):
+        text = "no steps yet"
+    elif panel.name == LOSS and any(run.without_signal for run in runs):
+        text = "no step had a signal"
+    else:
+        text = "not reported"
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", size=12, color=_QUIET)
