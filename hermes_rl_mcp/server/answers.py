@@ -73,15 +73,17 @@ def bad_arguments(tool: str, error: ValidationError) -> t.CallToolResult:
     return _failed(f"{text} {hint}", ErrorPayload(error=text, hint=hint))
 
 
-def plain_failure(text: str) -> t.CallToolResult:
-    """An error that has no more to it than its sentence."""
-    return _failed(text, ErrorPayload(error=text))
+def no_such_tool(text: str) -> t.CallToolResult:
+    """A tool that is not there, or not offered; ``text`` says which."""
+    hint = "tools/list has those that are."
+    return _failed(f"{text} {hint}", ErrorPayload(error=text, hint=hint))
 
 
 def crashed(tool: str, error: BaseException) -> t.CallToolResult:
     """A defect of ours. The traceback is in the server's log, not in the answer."""
     text = f"Internal error in {tool}: {type(error).__name__}. This is a defect of hermes-rl-mcp."
-    hint = "Nothing that was running is affected. The traceback is in the server's log (stderr)."
+    hint = "Nothing that was running is affected. Try once more; if it stays, tell the person who runs this server: "
+    hint += "the traceback is in its log (stderr)."
     return _failed(f"{text} {hint}", ErrorPayload(error=text, hint=hint))
 
 

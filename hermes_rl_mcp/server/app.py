@@ -17,15 +17,16 @@ import mcp.types as t
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.shared.exceptions import MCPError
 from pydantic import AnyUrl, ValidationError
 
 from hermes_rl_mcp import __version__
-from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
+from hermes_rl_mcp.errors import DeclinedError, HermesRLError, InvalidValueError
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.starting import relaunch_queued
 from hermes_rl_mcp.redact import redact_text, secret_values
 from hermes_rl_mcp.server import completions, tools
-from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, masked, plain_failure
+from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, masked, no_such_tool
 from hermes_rl_mcp.server.notifier import Notifier
 from hermes_rl_mcp.server.resources.serving import Resources
 
@@ -107,11 +108,14 @@ class HermesServer(MCPServer[Any]):
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> t.CallToolResult | t.InputRequiredResult:
         if why := self._not_offered.get(name):
-            return plain_failure(f"{name} is not available: {why}. tools/list has what is.")
+            return no_such_tool(f"{name} is not available: {why}.")
         try:
             answer = await super().call_tool(name, arguments, context)
         except ToolError as error:
             answer = _answer(name, error)
+        except MCPError as error:  # as an error of the protocol the model would not see it
+            log.info("%s: the client did not put the question: %s", name, error)
+            answer = failure(DeclinedError(f"could not be reached through this client ({error})"))
         secrets = secret_values(self.operations.context.operator.environ)
         return masked(answer, secrets) if isinstance(answer, t.CallToolResult) else answer
 
@@ -134,7 +138,9 @@ def _answer(name: str, error: ToolError) -> t.CallToolResult:
         log.info("%s: %s", name, redact_text(str(cause)))
         return failure(cause)
     if cause is None:
-        return plain_failure(str(error))  # an unknown tool
+        return no_such_tool(f"{error}.")
+    if isinstance(cause, ToolError):  # the SDK's, of what the client made of a question
+        return failure(DeclinedError("gave no answer that fits the form"))
     if isinstance(cause, ValidationError) and not isinstance(
         error, UnexpectedToolError
     ):  # the SDK's check of arguments

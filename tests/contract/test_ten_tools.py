@@ -147,7 +147,10 @@ async def test_errors_say_what_there_is_and_lose_nothing(environ: dict[str, str]
         assert "not found" in (await call.error("rl_test_inference", test_id="../x"))["error"]
         unknown = await call.raw("rl_nothing", {})
         assert unknown.is_error
-        assert unknown.structured_content == {"error": "Unknown tool: rl_nothing"}
+        assert unknown.structured_content == {
+            "error": "Unknown tool: rl_nothing.",
+            "hint": "tools/list has those that are.",
+        }
 
 
 @pytest.mark.anyio

@@ -239,7 +239,7 @@ async def test_fi_36_real_run_that_is_stopped_as_it_completes_has_one_end(
         await runs.until(run_id, lambda: len(runs.steps(run_id)) >= (steps - 1 if early else steps))
         async with anyio.create_task_group() as group:
             for server in (call, other):
-                group.start_soon(lambda server=server: server("rl_stop_training", run_id=run_id))
+                group.start_soon(lambda server=server: server("rl_stop_training", run_id=run_id, confirm=True))
         status = await runs.shown(other, run_id, lambda status: status["status"] in ("stopped", "completed"))
         record = runs.paths(run_id).record.read_bytes()
         answer = await call("rl_stop_training", run_id=run_id)

@@ -174,7 +174,7 @@ class McpServer(Server):
         return self.call("rl_start_training", idempotency_key=request["idempotency_key"])
 
     def stop(self, run_id: str) -> int:
-        return self.call("rl_stop_training", run_id=run_id)
+        return self.call("rl_stop_training", run_id=run_id, confirm=True)
 
     def look(self) -> int:
         return self.call("rl_list_runs")
