@@ -5,10 +5,12 @@ model is not sent after something that is not there. No deferred annotations her
 """
 
 import textwrap
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import mcp.types as t
 from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.prompts import Prompt
 from mcp.shared.exceptions import MCPError
 from pydantic import Field
 
@@ -36,8 +38,7 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
         environment: Annotated[str, Field(description="Environment, if you know which.")] = "",
         model: Annotated[str, Field(description="Hub id, folder or builtin: name of the base model.")] = "",
     ) -> str:
-        """The whole job of a reinforcement-learning engineer in eight steps, from the choice of an environment to the
-        verdict on held-out items."""
+        """The whole job in eight steps: from the choice of an environment to the verdict on held-out items."""
         if environment:
             await _check_environment(context, environment)
         return _training(_typed(goal), _typed(environment), _typed(model))
@@ -71,6 +72,20 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
         for run_id in wanted:
             await _check_run(context, run_id)
         return _comparison(wanted)
+
+
+def check(prompt: Prompt | None, name: str, arguments: Mapping[str, Any] | None) -> None:
+    """Raises MCPError, where the SDK would answer only that there was an internal error."""
+    given = set(arguments or {})
+    if prompt is None:
+        raise MCPError(code=t.INVALID_PARAMS, message=f"There is no prompt '{_typed(name)}'. prompts/list has all.")
+    known = {argument.name: argument.required for argument in prompt.arguments or ()}
+    missing = [argument for argument, required in known.items() if required and argument not in given]
+    if missing or given - set(known):
+        wrong = f"needs {', '.join(missing)}" if missing else f"has no argument {_typed(min(given - set(known)))}"
+        raise MCPError(
+            code=t.INVALID_PARAMS, message=f"Prompt '{name}' {wrong}. Its arguments: {', '.join(known) or 'none'}."
+        )
 
 
 async def _check_environment(context: Context, name: str) -> None:
