@@ -6,6 +6,8 @@ the library itself.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -13,7 +15,7 @@ from typing import Any
 
 from hermes_rl_mcp.contracts.datasets import DatasetInfo, DatasetSplit, ViewRequest
 from hermes_rl_mcp.dataset_viewer.failing import ViewError, no_such_split
-from hermes_rl_mcp.dataset_viewer.shaping import columns_of, fitted
+from hermes_rl_mcp.dataset_viewer.shaping import columns_of, page_of
 
 _READ = {"parquet", "json", "csv", "arrow", "text", "cache"}
 """Builders of ``datasets``; ``cache`` is a data set that was loaded on this machine before."""
@@ -21,6 +23,8 @@ _OTHERS_SHOWN = "Load it in an environment, or convert it to parquet."
 _COUNTED_FILES = 16
 """Parquet files per split whose footers are asked for their rows, if the card does not say."""
 _NAMES = 100
+_CONNECT_S = 8.0
+_ROWS, _ROWS_CHARS = 100, 4 * 2**20
 
 
 def view(request: ViewRequest) -> DatasetInfo:
@@ -38,9 +42,8 @@ def view(request: ViewRequest) -> DatasetInfo:
         if split not in names:
             raise no_such_split(split, names)
         stream = builder.as_streaming_dataset(split=split).decode(False)
-        rows = [dict(row) for row in islice(stream, request.limit)]
+        rows, exhausted = _looked_at(stream.skip(request.offset) if request.offset else stream, request.limit)
     features = stream.features or builder.info.features
-    shown = fitted(rows, request.budget_chars)
     return DatasetInfo(
         id=request.id,
         source="hub",
@@ -48,16 +51,46 @@ def view(request: ViewRequest) -> DatasetInfo:
         format=kind,
         config=builder.config.name,
         configs=configs[:_NAMES],
-        splits=splits[:_NAMES],
+        splits=[
+            _counted(one, rows, exhausted, request.offset) if one.name == split else one for one in splits[:_NAMES]
+        ],
         split=split,
         columns=columns_of(rows, {name: feature_type(one) for name, one in features.items()} if features else None),
-        rows=shown,
-        truncated=len(shown) < len(rows),
+        **page_of(rows, request),
     )
+
+
+def _looked_at(stream: Any, limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """``limit`` rows, at least one more if there is one, and further ones to tell columns from as long as they are
+    small. Whether these are all there are."""
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for row in islice(stream, max(limit, _ROWS)):
+        rows.append(dict(row))
+        size += sum(len(value) for value in row.values() if isinstance(value, str | bytes))
+        if len(rows) > limit and size > _ROWS_CHARS:
+            return rows, False
+    return rows, len(rows) < max(limit, _ROWS)
+
+
+def _counted(split: DatasetSplit, rows: list[dict[str, Any]], exhausted: bool, offset: int) -> DatasetSplit:
+    """Where neither card nor files say how many rows there are: out of the size, as long as the format is text."""
+    if split.rows is not None or not rows:
+        return split
+    if exhausted:
+        return split.model_copy(update={"rows": offset + len(rows)})
+    if not split.size_bytes:
+        return split
+    row_bytes = sum(len(json.dumps(row, ensure_ascii=False, default=str).encode()) + 1 for row in rows) / len(rows)
+    return split.model_copy(update={"rows": round((split.size_bytes or 0) / row_bytes), "rows_estimated": True})
 
 
 def _builder(request: ViewRequest) -> tuple[Any, list[str]]:
     """Of the configuration that was asked for, else of the default one, else of the first."""
+    if not _reachable():
+        os.environ["HF_HUB_OFFLINE"] = (
+            "1"  # what was loaded before is there; else the client would try for half a minute
+        )
     import datasets
 
     datasets.disable_progress_bars()
@@ -76,6 +109,16 @@ def _builder(request: ViewRequest) -> tuple[Any, list[str]]:
             raise
         return datasets.load_dataset_builder(request.id, configs[0]), configs
     return builder, [str(name) for name in builder.builder_configs] or [str(builder.config.name)]
+
+
+def _reachable() -> bool:
+    import httpx
+
+    try:
+        httpx.head(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", timeout=_CONNECT_S)
+    except httpx.TransportError:
+        return False
+    return True
 
 
 def _splits(builder: Any, kind: str) -> list[DatasetSplit]:
@@ -149,9 +192,15 @@ def _failure(error: Exception) -> ViewError:
     if names & {"ConnectionError", "OfflineModeIsEnabled", "ConnectError", "TimeoutException", "TransportError"}:
         return ViewError(
             "unreachable",
-            f"the Hub cannot be reached: {said}",
+            "the Hub cannot be reached, and the data set was not loaded on this machine before.",
             hint="Connect to the network (or set HTTPS_PROXY or HF_ENDPOINT, unset HF_HUB_OFFLINE), or give the name "
             "of a local data set.",
+        )
+    if "scripts are no longer supported" in said:
+        return ViewError(
+            "invalid",
+            "it can be loaded only by code of its own, which is never run.",
+            hint="Use one of plain files (parquet, jsonl, csv); the Hub often has a converted copy.",
         )
     return ViewError("invalid", f"{type(error).__name__}: {said}", hint="Its files may not be what their names say.")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hermes_rl_mcp.contracts.datasets import DatasetInfo, DatasetSplit, ViewRequest
 from hermes_rl_mcp.dataset_viewer import readers
 from hermes_rl_mcp.dataset_viewer.failing import ViewError, no_such_split
-from hermes_rl_mcp.dataset_viewer.shaping import columns_of, fitted
+from hermes_rl_mcp.dataset_viewer.shaping import columns_of, page_of
 from hermes_rl_mcp.dataset_viewer.splits import FORMATS, format_of, splits_of
 
 _NAMED_FILES = 10
@@ -30,31 +30,33 @@ def view(request: ViewRequest) -> DatasetInfo:
     split = request.split or next(iter(found))
     if split not in found:
         raise no_such_split(request.split or "", list(found))
-    rows, declared = _first_rows(found[split], root, max(request.limit, _LOOKED_AT))
-    shown = fitted(rows[: request.limit], request.budget_chars)
+    splits = [_described(name, files, path, root) for name, files in found.items()]
+    rows, declared = _rows(found[split], root, request.offset, max(request.limit, _LOOKED_AT))
+    page = page_of(rows, request)
     return DatasetInfo(
         id=request.id,
         source="local",
         location=str(path),
         format=", ".join(sorted({format_of(file) or "" for files in found.values() for file in files})),
-        splits=[_described(name, files, path, root) for name, files in found.items()],
+        splits=splits,
         split=split,
         columns=columns_of(rows, declared),
-        rows=shown,
-        truncated=len(shown) < min(request.limit, len(rows)),
+        **page,
     )
 
 
-def _first_rows(files: list[Path], root: Path, count: int) -> tuple[list[dict[str, object]], dict[str, str]]:
+def _rows(files: list[Path], root: Path, skip: int, count: int) -> tuple[list[dict[str, object]], dict[str, str]]:
     """Over the files of a split, one after the other. What the first one declares counts for all."""
     rows: list[dict[str, object]] = []
     declared: dict[str, str] = {}
     for file in files:
-        head = readers.head(file, root, count - len(rows))
-        rows += head.rows
-        declared = declared or dict(head.declared)
+        part = readers.part(file, root, skip, count - len(rows))
+        rows += part.rows
+        declared = declared or dict(part.declared)
         if len(rows) >= count:
             break
+        if skip and len(files) > 1:
+            skip = max(0, skip - (readers.rows_in(file, root).rows or 0))
     return rows, declared
 
 

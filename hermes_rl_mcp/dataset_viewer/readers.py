@@ -1,4 +1,4 @@
-"""First rows and number of rows of one local file: jsonl, json, csv, parquet, arrow. Nothing in a file is executed.
+"""Some rows of one local file, and how many it has: jsonl, json, csv, parquet, arrow. Nothing in a file is executed.
 
 Rows are counted exactly up to _COUNT_BYTES of a file; beyond that their number is worked out from its size.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,11 +25,13 @@ _JSON_BYTES = 64 * 2**20
 _LINE_BYTES = 16 * 2**20
 _FIELD_CHARS = 16 * 2**20
 _SAMPLE_BYTES = 4 * 2**20
+_BATCH = 128
+"""Rows of a parquet file in memory at once."""
 
 
 @dataclass(frozen=True)
-class Head:
-    """The first rows of a file."""
+class Part:
+    """Some rows of a file."""
 
     rows: list[dict[str, Any]]
     declared: Mapping[str, str] = field(default_factory=dict)
@@ -42,21 +44,21 @@ class Count:
     estimated: bool = False
 
 
-def head(path: Path, root: Path, count: int) -> Head:
-    """Raises ViewError for a file that is not what its name says."""
+def part(path: Path, root: Path, skip: int, count: int) -> Part:
+    """``count`` rows after the first ``skip``. Raises ViewError for a file that is not what its name says."""
     reader = {
-        "jsonl": _jsonl_head,
-        "json": _json_head,
-        "csv": _csv_head,
-        "parquet": _parquet_head,
-        "arrow": _arrow_head,
+        "jsonl": _jsonl_part,
+        "json": _json_part,
+        "csv": _csv_part,
+        "parquet": _parquet_part,
+        "arrow": _arrow_part,
     }
     with _open(path, root) as file:
-        return reader[format_of(path) or "jsonl"](file, path, count)
+        return reader[format_of(path) or "jsonl"](file, path, skip, count)
 
 
 def rows_in(path: Path, root: Path) -> Count:
-    """How many rows a file has. None if it cannot be told; what is wrong with it is said by ``head``."""
+    """How many rows a file has. None if it cannot be told; what is wrong with it is said by ``part``."""
     counter = {"jsonl": _lines, "json": _json_rows, "csv": _csv_rows, "parquet": _parquet_rows, "arrow": _arrow_rows}
     try:
         with _open(path, root) as file:
@@ -87,19 +89,21 @@ def _as_row(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"value": value}
 
 
-def _jsonl_head(file: BinaryIO, path: Path, count: int) -> Head:
-    rows: list[dict[str, Any]] = []
+def _jsonl_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:
+    return Part(list(islice(_jsonl(file, path), skip, skip + count)))
+
+
+def _jsonl(file: BinaryIO, path: Path) -> Iterator[dict[str, Any]]:
     number = 0
-    while len(rows) < count and (line := file.readline(_LINE_BYTES + 1)):
+    while line := file.readline(_LINE_BYTES + 1):
         number += 1
         if len(line) > _LINE_BYTES:
             raise _broken(path, f", line {number},", f"longer than {_LINE_BYTES // 2**20} MiB")
         if line.strip():
             try:
-                rows.append(_as_row(_loads(line.decode("utf-8-sig"))))
+                yield _as_row(_loads(line.decode("utf-8-sig")))
             except (ValueError, RecursionError) as error:
                 raise _broken(path, f", line {number},", error) from error
-    return Head(rows)
 
 
 def _lines(file: BinaryIO, path: Path) -> Count:
@@ -111,8 +115,8 @@ def _lines(file: BinaryIO, path: Path) -> Count:
     return Count(round(lines * size / len(begin)) if lines else None, estimated=True)
 
 
-def _json_head(file: BinaryIO, path: Path, count: int) -> Head:
-    return Head([_as_row(row) for row in islice(_json_document(file, path), count)])
+def _json_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:
+    return Part([_as_row(row) for row in _json_document(file, path)[skip : skip + count]])
 
 
 def _json_rows(file: BinaryIO, path: Path) -> Count:
@@ -161,9 +165,9 @@ def _csv_reader(file: BinaryIO, path: Path) -> csv.DictReader[str]:
     return csv.DictReader(text, delimiter=delimiter, restkey="…")
 
 
-def _csv_head(file: BinaryIO, path: Path, count: int) -> Head:
+def _csv_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:
     try:
-        rows: list[dict[str, Any]] = [dict(row) for row in islice(_csv_reader(file, path), count)]
+        rows: list[dict[str, Any]] = [dict(row) for row in islice(_csv_reader(file, path), skip, skip + count)]
     except csv.Error as error:
         raise _broken(path, "", error) from error
     for name in rows[0] if rows else ():
@@ -175,7 +179,7 @@ def _csv_head(file: BinaryIO, path: Path, count: int) -> Head:
                 for row, value in zip(rows, values, strict=True):
                     row[name] = value
                 break
-    return Head(rows)
+    return Part(rows)
 
 
 def _number(text: Any, convert: type[int] | type[float]) -> int | float | None:
@@ -197,14 +201,13 @@ def _csv_rows(file: BinaryIO, path: Path) -> Count:
         return Count(None)
 
 
-def _parquet_head(file: BinaryIO, path: Path, count: int) -> Head:
+def _parquet_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:
     try:
         import pyarrow.parquet as parquet
 
         found = parquet.ParquetFile(file)
-        batch = next(found.iter_batches(batch_size=count), None)
-        rows = batch.to_pylist() if batch is not None else []
-        return Head(rows, {part.name: str(part.type) for part in found.schema_arrow})
+        rows = _of_batches(found.iter_batches(batch_size=_BATCH), skip, count)
+        return Part(rows, {column.name: str(column.type) for column in found.schema_arrow})
     except ImportError as error:
         raise _needs_pyarrow(path) from error
     except _arrow_errors() as error:
@@ -220,16 +223,25 @@ def _parquet_rows(file: BinaryIO, path: Path) -> Count:
         return Count(None)
 
 
-def _arrow_head(file: BinaryIO, path: Path, count: int) -> Head:
+def _arrow_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:
     try:
         schema, batches = _arrow_batches(file)
-        batch = next(batches, None)
-        rows = batch.slice(0, count).to_pylist() if batch is not None else []
-        return Head(rows, {part.name: str(part.type) for part in schema})
+        rows = _of_batches(batches, skip, count)
+        return Part(rows, {column.name: str(column.type) for column in schema})
     except ImportError as error:
         raise _needs_pyarrow(path) from error
     except _arrow_errors() as error:
         raise _broken(path, "", error) from error
+
+
+def _of_batches(batches: Iterable[Any], skip: int, count: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        if len(rows) == count:
+            break
+        rows += batch.slice(skip, count - len(rows)).to_pylist()
+        skip = max(0, skip - batch.num_rows)
+    return rows
 
 
 def _arrow_rows(file: BinaryIO, path: Path) -> Count:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from hermes_rl_mcp.contracts.datasets import DatasetColumn
+from hermes_rl_mcp.contracts.datasets import DatasetColumn, ViewRequest
 from hermes_rl_mcp.untrusted import shown
 
 MAX_COLUMNS = 100
@@ -23,6 +23,18 @@ _ROUNDS = ((1_500, 20), (400, 8), (100, 3), (30, 1))
 _DEPTH = 6
 _FIELDS = 12
 """Of an object in a type's name."""
+
+
+def page_of(rows: Sequence[Mapping[str, Any]], request: ViewRequest) -> dict[str, Any]:
+    """Fields of a DatasetInfo: of ``rows``, which begin at the request's offset, those that were asked for and fit."""
+    shaped = fitted(rows[: request.limit], request.budget_chars)
+    more = len(shaped) < len(rows)
+    return {
+        "rows": shaped,
+        "offset": request.offset,
+        "truncated": len(shaped) < min(request.limit, len(rows)),
+        "next_offset": request.offset + len(shaped) if more else None,
+    }
 
 
 def fitted(rows: Sequence[Mapping[str, Any]], budget_chars: int) -> list[dict[str, JsonValue]]:

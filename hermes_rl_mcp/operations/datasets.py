@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.datasets import (
     DEFAULT_ROWS,
+    MAX_OFFSET,
     MAX_ROWS,
     DatasetInfo,
     ViewFailure,
@@ -59,17 +60,25 @@ class _Place:
 
 
 async def describe(
-    context: Context, id: str, split: str | None = None, limit: int = DEFAULT_ROWS, budget_chars: int = BUDGET_CHARS
+    context: Context,
+    id: str,
+    split: str | None = None,
+    limit: int = DEFAULT_ROWS,
+    offset: int = 0,
+    budget_chars: int = BUDGET_CHARS,
 ) -> DatasetInfo:
     """``id``: a name below one of the allowed folders (``gsm8k_sample``, ``my/data.jsonl``), an absolute path in one,
-    or a Hub id (``owner/name``, ``owner/name/config``). An empty split is the first one. ``limit`` in rows.
+    or a Hub id (``owner/name``, ``owner/name/config``). An empty split is the first one. ``limit`` and
+    ``offset`` in rows.
 
     Raises InvalidValueError, NotFoundError, EndpointError (the Hub cannot be reached), or MissingExtraError.
     """
     if not 1 <= limit <= MAX_ROWS:
         raise InvalidValueError(f"limit {limit} is not 1 to {MAX_ROWS} rows.")
-    request = await to_thread.run_sync(_request, context, id)
-    request = request.model_copy(update={"split": split or None, "limit": limit, "budget_chars": budget_chars})
+    if not 0 <= offset <= MAX_OFFSET:
+        raise InvalidValueError(f"offset {offset} is not 0 to {MAX_OFFSET}.")
+    asked = {"split": split or None, "limit": limit, "offset": offset, "budget_chars": budget_chars}
+    request = (await to_thread.run_sync(_request, context, id)).model_copy(update=asked)
     with anyio.move_on_after(VIEW_S):
         async with turn(context.home.turns, "dataset", _AT_ONCE):
             reply = await _ask(context, request)

@@ -1,0 +1,149 @@
+"""Data sets as an agent looks into them: local ones where the operator allows, and those of a Hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hub_rig import hub
+
+from hermes_rl_mcp.errors import EndpointError, InvalidValueError, NotFoundError
+from hermes_rl_mcp.operations import datasets
+from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.settings import Flags, load_settings
+from hermes_rl_mcp.paths import bundled_environments
+
+SAMPLE = bundled_environments() / "gsm8k_sample"
+
+
+def context(environ: dict[str, str], **flags: Any) -> Context:
+    return Context(load_settings(environ, Flags(**flags)))
+
+
+@pytest.mark.anyio
+async def test_what_the_installation_brings_is_seen_with_sizes_columns_and_first_rows(environ: dict[str, str]) -> None:
+    found = await datasets.describe(context(environ), "gsm8k_sample", "test", 2)
+    assert (found.source, found.location, found.format) == ("local", str(SAMPLE), "jsonl")
+    assert [(split.name, split.rows) for split in found.splits] == [("train", 150), ("test", 50)]
+    assert [(column.name, column.type) for column in found.columns] == [("question", "string"), ("answer", "string")]
+    lines = (SAMPLE / "test.jsonl").read_text().splitlines()
+    assert found.rows == [json.loads(line) for line in lines[:2]]
+
+
+@pytest.mark.anyio
+async def test_sec_10_only_folders_that_the_operator_named_are_read(environ: dict[str, str], tmp_path: Path) -> None:
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    for folder in (allowed / "mine", other):
+        folder.mkdir(parents=True)
+        (folder / "train.jsonl").write_text('{"a": 1}\n')
+    (allowed / ".env").mkdir()
+    (allowed / ".env" / "a.jsonl").write_text('{"key": 1}\n')
+    (allowed / "out").symlink_to(other)
+    told = context(environ, data_dirs=[str(allowed)])
+    assert datasets.available(told) == ["mine", "gsm8k_sample"]
+    for name in ("mine", "mine/", "mine/train.jsonl", str(allowed / "mine")):
+        assert (await datasets.describe(told, name)).rows == [{"a": 1}]
+    for name in (str(other), "/etc/passwd", "~/x", str(allowed / "out"), str(allowed / ".env"), f"{allowed}/../other"):
+        with pytest.raises(InvalidValueError, match="--data-dir"):
+            await datasets.describe(told, name)
+    for name in ("../other", "mine/../../other", "out", ".env/a.jsonl", "nowhere", "nowhere.jsonl", "a/b.jsonl"):
+        with pytest.raises(NotFoundError) as refused:
+            await datasets.describe(told, name)
+        assert refused.value.details["available"] == ["mine", "gsm8k_sample"]
+    with pytest.raises(InvalidValueError, match="limit"):
+        await datasets.describe(told, "mine", limit=51)
+
+
+@pytest.mark.anyio
+async def test_a_key_in_a_row_is_masked(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    key = "operator-0123456789"
+    (tmp_path / "data" / "a.jsonl").write_text(json.dumps({"text": f"use {key}"}) + "\n")
+    told = context({**environ, "OPENAI_API_KEY": key}, data_dirs=[str(tmp_path / "data")])
+    assert (await datasets.describe(told, "a.jsonl")).rows == [{"text": "use ***"}]
+
+
+@pytest.fixture
+def hub_sets(tmp_path: Path) -> dict[str, Path]:
+    """A set of parquet files, one with two configurations, and one that wants to run code."""
+    parquet, configured, script = (tmp_path / "hub" / name for name in ("parquet", "configured", "script"))
+    for folder in (parquet / "data", configured / "main", script):
+        folder.mkdir(parents=True)
+    rows = [{"question": f"{n}?", "messages": [{"role": "user", "content": str(n)}]} for n in range(30)]
+    for number, part in enumerate((rows[:20], rows[20:])):
+        pq.write_table(pa.Table.from_pylist(part), parquet / "data" / f"train-0000{number}-of-00002.parquet")
+    for file in ("train.jsonl", "test.jsonl"):
+        shutil.copy(SAMPLE / file, configured / "main" / file)
+    (configured / "README.md").write_text(
+        "---\nconfigs:\n"
+        "- config_name: main\n  data_files:\n  - split: train\n    path: main/train.jsonl\n"
+        "- config_name: few\n  data_files:\n  - split: test\n    path: main/test.jsonl\n---\n"
+    )
+    (script / "script.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    return {"own/parquet": parquet, "own/configured": configured, "own/script": script}
+
+
+@pytest.mark.anyio
+async def test_a_data_set_of_the_hub_is_seen_without_fetching_all_of_it(
+    environ: dict[str, str], hub_sets: dict[str, Path], tmp_path: Path
+) -> None:
+    with hub(hub_sets) as server:
+        online = {**environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+        told = context(online)
+        found = await datasets.describe(told, "own/parquet", limit=1)
+        last = await datasets.describe(told, "own/parquet", limit=5, offset=28)
+        assert [(split.name, split.rows) for split in found.splits] == [("train", 30)]
+        assert found.columns[1].type == "list[{role: string, content: string}]"
+        assert found.rows == [{"question": "0?", "messages": [{"role": "user", "content": "0"}]}]
+        assert (found.next_offset, [row["question"] for row in last.rows], last.next_offset) == (
+            1,
+            ["28?", "29?"],
+            None,
+        )
+        few = await datasets.describe(told, "own/configured/few")
+        assert (few.config, few.configs, few.split, few.splits[0].rows) == ("few", ["main", "few"], "test", 50)
+        with pytest.raises(NotFoundError) as unknown:
+            await datasets.describe(told, "own/configured/none")
+        assert unknown.value.details["available"] == ["main", "few"]
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_what_the_hub_does_not_give_is_said_with_what_to_do(
+    environ: dict[str, str], hub_sets: dict[str, Path], tmp_path: Path
+) -> None:
+    online = {**environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+    with hub(hub_sets) as server:
+        told = context({**online, "HF_ENDPOINT": server.url})
+        main = await datasets.describe(told, "own/configured")
+        assert (main.config, main.split) == ("main", "train")
+        assert main.splits[0].rows_estimated
+        assert 140 <= (main.splits[0].rows or 0) <= 160
+        with pytest.raises(NotFoundError, match="no split 'test'"):
+            await datasets.describe(told, "own/configured", "test")
+        with pytest.raises(NotFoundError, match="HF_TOKEN"):
+            await datasets.describe(told, "own/nothing")
+        with pytest.raises(InvalidValueError, match="code of its own"):
+            await datasets.describe(told, "own/script")
+        assert not (tmp_path / "ran").exists()
+        gone = server.url
+    with pytest.raises(EndpointError, match="cannot be reached"):
+        await datasets.describe(context({**online, "HF_ENDPOINT": gone}), "own/other")
+
+
+@pytest.mark.anyio
+async def test_a_hub_that_never_answers_is_given_up_at_the_deadline(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "VIEW_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        told = context({**environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"})
+        with pytest.raises(EndpointError, match="within 1 s"):
+            await datasets.describe(told, "own/silent")
