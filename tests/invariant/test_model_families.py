@@ -30,7 +30,7 @@ from trainer.backends.local import device, recompute
 from trainer.backends.local.backend import LocalBackend
 from trainer.backends.local.lora import LeanLinear
 from trainer.backends.local.model import LoadedModel
-from trainer.backends.local.rows import build_rows
+from trainer.backends.local.rows import RowCosts, build_rows
 from trainer.backends.local.train import Learner
 from trainer.backends.training import LossSettings
 
@@ -163,7 +163,7 @@ def test_the_sampler_gives_the_trainer_s_logprobs(model: LoadedModel) -> None:
             sampled = np.concatenate([np.zeros(len(prompt)), completion.logprobs]).astype(np.float32)
             data.append(Datum(number, tokens, trained, sampled, sampled, 1.0, np.zeros_like(trained)))
     assert max(len(datum.tokens_T) for datum in data) > 2 * WINDOW
-    rows = build_rows(data, share_prompts=True, hidden=model.hidden, max_tokens=8192)
+    rows = build_rows(data, share_prompts=True, costs=RowCosts(model.hidden, 8192))
     with torch.no_grad():
         trainer = Learner(model, micro_batch_tokens=8192).logprobs(rows)
     members = [datum for row in rows for _, datum in row.members]

@@ -17,7 +17,7 @@ from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from trainer.backends.base import Datum
 from trainer.backends.local import head
 from trainer.backends.local.model import LoadedModel
-from trainer.backends.local.rows import build_rows, micro_batches
+from trainer.backends.local.rows import RowCosts, build_rows, micro_batches
 from trainer.backends.local.train import Learner
 from trainer.backends.training import AdamParams, LossSettings, NonFiniteError, Reduction, StepAbandonedError
 from trainer.batching import build_batch
@@ -144,9 +144,28 @@ def test_models_without_free_masks_get_plain_rows_with_the_same_gradient(model: 
 
 def test_a_shared_prompt_is_computed_once(data: list[Datum]) -> None:
     group = [datum for datum in data if datum.group == 0]
-    (row,) = build_rows(group, share_prompts=True, hidden=48, max_tokens=8192)
+    (row,) = build_rows(group, share_prompts=True, costs=RowCosts(48, 8192))
     assert len(row) == 17 + sum(len(datum.tokens_T) - 17 - 1 for datum in group)
     assert [len(one) for one in micro_batches([row], 64)] == [1]
+
+
+def test_long_completions_share_their_prompt_where_attention_goes_by_blocks() -> None:
+    prompt, answer = 40, 300
+    group = [
+        Datum.of(
+            0,
+            list(range(prompt)) + [50 + at] * answer,
+            [False] * prompt + [True] * answer,
+            [0.0] * prompt + [-1.0] * answer,
+            [0.0] * prompt + [1.0] * answer,
+            1.0,
+        )
+        for at in range(4)
+    ]
+    (row,) = build_rows(group, share_prompts=True, costs=RowCosts(48, 8192, block=1e4))
+    assert len(row) == prompt + 4 * (answer - 1)
+    dense = build_rows(group, share_prompts=True, costs=RowCosts(48, 8192))
+    assert len(dense) == 4, "pairs of siblings would cost more than the prompts saved"
 
 
 def test_a_token_of_one_completion_leaves_its_siblings_alone(model: LoadedModel, data: list[Datum]) -> None:
@@ -156,7 +175,7 @@ def test_a_token_of_one_completion_leaves_its_siblings_alone(model: LoadedModel,
     learner = _learner(model)
 
     def first_logprobs(members: list[Datum]) -> torch.Tensor:
-        rows = build_rows(members, share_prompts=True, hidden=48, max_tokens=8192)
+        rows = build_rows(members, share_prompts=True, costs=RowCosts(48, 8192))
         return learner.logprobs(rows)[: int(members[0].trainable_T.sum())].detach()
 
     assert torch.equal(first_logprobs(group), first_logprobs([group[0], changed, *group[2:]]))

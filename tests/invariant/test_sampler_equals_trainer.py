@@ -19,7 +19,7 @@ from transformers import Gemma2Config, MistralConfig, PreTrainedConfig
 from trainer.backends.base import Datum, SampleRequest
 from trainer.backends.local.backend import LocalBackend
 from trainer.backends.local.model import LoadedModel
-from trainer.backends.local.rows import TokenArrays, build_rows
+from trainer.backends.local.rows import RowCosts, TokenArrays, build_rows
 from trainer.backends.local.train import Learner
 from trainer.backends.training import AdamParams, LossName, LossSettings
 
@@ -70,7 +70,7 @@ def _sample(client: httpx.Client, backend: LocalBackend, temperature: float, top
 
 
 def _worst(model: LoadedModel, data: list[Datum], *, share: bool) -> float:
-    rows = build_rows(data, share_prompts=share, hidden=model.hidden, max_tokens=8192)
+    rows = build_rows(data, share_prompts=share, costs=RowCosts(model.hidden, 8192))
     trained_M = Learner(model, micro_batch_tokens=8192).logprobs(rows).detach().numpy()
     return float(abs(trained_M - TokenArrays.of(rows).sampler_logprobs_M).max())
 

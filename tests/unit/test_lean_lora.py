@@ -45,6 +45,12 @@ def _gradients(model: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"x": x.grad, **{name: p.grad for name, p in model.named_parameters() if p.grad is not None}}
 
 
+def _gradientless(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """By the path that training takes."""
+    y: torch.Tensor = model(x.clone().requires_grad_()).detach()
+    return y
+
+
 def _close(one: torch.Tensor, other: torch.Tensor, bound: float) -> bool:
     assert one.dtype == other.dtype and one.shape == other.shape
     return float((one.double() - other.double()).norm()) <= bound * float(one.double().norm())
@@ -99,6 +105,36 @@ def test_rows_without_the_adapter_are_the_base_beside_rows_with_it() -> None:
         assert not torch.allclose(with_adapter[1], without[1], atol=1e-4)
         assert torch.equal(mixed[[0, 2]], with_adapter[[0, 2]])
         assert torch.equal(ours(x), with_adapter)
+
+
+def test_a_parameter_that_was_given_other_memory_counts_all_the_same() -> None:
+    _, ours = _pair()
+    x = torch.randn(3, 12)
+    with torch.inference_mode():
+        before = ours(x)
+    first = next(module for module in ours.modules() if isinstance(module, lora.LeanLinear))
+    a = first.lora_A["default"].weight
+    a.data = a.data * 2
+    with torch.no_grad():
+        doubled = ours(x)
+    with torch.inference_mode():
+        assert torch.allclose(ours(x), doubled) and not torch.allclose(ours(x), before, atol=1e-4)
+
+
+def test_a_change_in_place_counts_at_once() -> None:
+    _, ours = _pair()
+    x = torch.randn(3, 12)
+    with torch.inference_mode():
+        before = ours(x)
+    expected = copy.deepcopy(ours)
+    for model in (ours, expected):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.5)
+    with torch.inference_mode():
+        got = ours(x)
+    assert torch.allclose(got, _gradientless(expected, x), atol=1e-5) and not torch.allclose(got, before, atol=1e-3)
 
 
 def test_merging_and_unmerging_go_through_peft() -> None:

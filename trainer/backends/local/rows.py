@@ -7,6 +7,7 @@ A sequence lies in one row with all its trained tokens, and a row in one micro-b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,15 +86,26 @@ class TokenArrays:
         )
 
 
-def build_rows(data: Sequence[Datum], *, share_prompts: bool, hidden: int, max_tokens: int) -> list[TrainRow]:
+@dataclass(frozen=True, slots=True)
+class RowCosts:
+    """What decides whether a completion joins a row that holds its prompt already."""
+
+    hidden: int
+    max_tokens: int
+    """Of a row."""
+    block: float = math.inf
+    """Of one more block of attention, in pairs of query and key; infinite where attention is always dense."""
+
+
+def build_rows(data: Sequence[Datum], *, share_prompts: bool, costs: RowCosts) -> list[TrainRow]:
     """Rows of all data. Sequences without a trainable token give none."""
     groups: dict[int, list[tuple[int, Datum]]] = {}
     for number, datum in enumerate(data):
         if datum.trainable_T.any():
             groups.setdefault(datum.group, []).append((number, datum))
     if not share_prompts:
-        return [row for group in groups.values() for member in group for row in _pack([member], hidden, max_tokens)]
-    return [row for group in groups.values() for row in _pack(group, hidden, max_tokens)]
+        return [row for group in groups.values() for member in group for row in _pack([member], costs)]
+    return [row for group in groups.values() for row in _pack(group, costs)]
 
 
 def micro_batches(rows: Iterable[TrainRow], max_tokens: int) -> list[list[TrainRow]]:
@@ -126,12 +138,12 @@ def _candidates(values_TK: NDArray[Any] | None, at_M: Ids, width: int, filling: 
     return full_MK
 
 
-def _pack(group: Sequence[tuple[int, Datum]], hidden: int, max_tokens: int) -> list[TrainRow]:
+def _pack(group: Sequence[tuple[int, Datum]], costs: RowCosts) -> list[TrainRow]:
     prompt = _common_prompt([datum for _, datum in group])
     rows: list[TrainRow] = []
     for number, datum in group:
         extra = _inputs(datum) - prompt
-        if not rows or not _worth(len(rows[-1]), prompt, extra, hidden, max_tokens):
+        if not rows or not _worth(len(rows[-1]), prompt, extra, costs):
             row = TrainRow(datum.tokens_T[:prompt].tolist(), list(range(prompt)), [PROMPT] * prompt)
             rows.append(row)
         rows[-1].add(number, datum, prompt)
@@ -149,12 +161,14 @@ def _common_prompt(group: Sequence[Datum]) -> int:
     return prompt
 
 
-def _worth(row: int, prompt: int, extra: int, hidden: int, max_tokens: int) -> bool:
-    """Whether a completion is cheaper in this row than in one of its own. Attention is counted as dense (row²), which
-    it is where blocks do not pay; linear layers save the prompt: per layer about 24·hidden² per token against 4·hidden
-    per pair of tokens."""
+def _worth(row: int, prompt: int, extra: int, costs: RowCosts) -> bool:
+    """Whether a completion is cheaper in this row than in one of its own.
 
-    def cost(length: int) -> int:
-        return 6 * hidden * length + length * length
-
-    return prompt > 0 and row + extra <= max_tokens and cost(row + extra) <= cost(row) + cost(prompt + extra)
+    Linear layers save the prompt: per layer about 24·hidden² per token against 4·hidden per pair of tokens. Attention
+    takes the row's new length squared, or a block of its own where that is cheaper.
+    """
+    dense = (row + extra) ** 2 - row**2
+    in_blocks = extra * (prompt + extra) + costs.block
+    shared = 6 * costs.hidden * extra + min(dense, in_blocks)
+    alone = 6 * costs.hidden * (prompt + extra) + (prompt + extra) ** 2
+    return prompt > 0 and row + extra <= costs.max_tokens and shared <= alone

@@ -25,7 +25,7 @@ from trainer.backends.local import losses, recompute
 from trainer.backends.local.attention import Layout
 from trainer.backends.local.device import block_cost
 from trainer.backends.local.model import LoadedModel
-from trainer.backends.local.rows import PADDING, TokenArrays, TrainRow, build_rows, micro_batches
+from trainer.backends.local.rows import PADDING, RowCosts, TokenArrays, TrainRow, build_rows, micro_batches
 from trainer.backends.training import (
     AdamParams,
     ForwardBackward,
@@ -140,12 +140,8 @@ class Learner:
         stopping: Callable[[], bool],
         progress: Callable[[int, int], None],
     ) -> _Sums:
-        rows = build_rows(
-            data,
-            share_prompts=self._share_prompts,
-            hidden=self._model.hidden,
-            max_tokens=self._micro_batch_tokens,
-        )
+        costs = RowCosts(self._model.hidden, self._micro_batch_tokens, block_cost(self._model))
+        rows = build_rows(data, share_prompts=self._share_prompts, costs=costs)
         if not rows:
             raise ValueError("no sequence has a token to train on")
         lengths_S = [int(datum.trainable_T.sum()) for datum in data]
