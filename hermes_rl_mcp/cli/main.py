@@ -142,6 +142,19 @@ def demo(
 
 
 @app.command()
+def dashboard(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8766,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, stop nothing.")] = False,
+) -> None:
+    """Show runs in a browser on this machine: curves, rollouts, logs, and a stop button. Ctrl-C ends it."""
+    from hermes_rl_mcp.cli import dashboard as command
+    from hermes_rl_mcp.operations.context import Context
+    from hermes_rl_mcp.operations.settings import Flags, load_settings
+
+    command.run(Context(load_settings(os.environ, Flags(read_only=read_only))), port)
+
+
+@app.command()
 def doctor(as_json: JsonFlag = False) -> None:
     """Say whether this machine can train, and what to do if not. Exit code 1 if there is a problem."""
     from dataclasses import asdict

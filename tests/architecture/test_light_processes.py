@@ -61,6 +61,7 @@ def test_a_server_that_was_used_has_loaded_nothing_heavy(environ: dict[str, str]
         ("hermes_rl_mcp.runs.supervisor", (*HEAVY, "mcp")),
         ("hermes_rl_mcp.rollout_api.__main__", (*HEAVY, "mcp")),
         ("hermes_rl_mcp.operations.inference_runner", (*HEAVY, "mcp")),
+        ("hermes_rl_mcp.cli.dashboard", (*HEAVY, "mcp")),
         ("hermes_rl_mcp.contracts.results", (*HEAVY, "mcp", "yaml", "psutil", "httpx")),
     ],
 )
