@@ -1,5 +1,6 @@
 # make demo    train the embedded model through our own MCP server and show what it learned
 # make test    lint, types, import rules and the default tests; make test-more adds those that take minutes
+# make bundle  the .mcpb bundle for clients that install by one file; needs npm
 #
 # Everything goes into $(VENV). Steps of the installation are repeated only when pyproject.toml or constraints.txt changed.
 # On Linux the index's plain torch is a CUDA build of several gigabytes. For a CPU build from another index:
@@ -11,6 +12,9 @@ TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+BUNDLE_DIR ?= build
+MCPB_VERSION := 2.1.2
+MCPB := .cache/mcpb/$(MCPB_VERSION)/node_modules/.bin/mcpb
 
 BIN := $(VENV)/bin
 # On a terminal pip shows its own progress; elsewhere each step is one line.
@@ -56,6 +60,13 @@ clients: $(VENV)/.installed-dev $(OTHER_CLIENTS)
 bench:
 	@$(MAKE) --no-print-directory $(VENV)/.installed-bench >&2
 	@$(BIN)/python tests/bench/all.py $(BENCH_ARGS)
+
+# Validated and packed by the official tool; the environment that the bundle runs in is made by who installs it.
+bundle: $(MCPB)
+	@$(PYTHON) bundle/make.py --mcpb $(MCPB) --output $(BUNDLE_DIR)
+
+$(MCPB):
+	@npm install --silent --no-audit --no-fund --prefix .cache/mcpb/$(MCPB_VERSION) @anthropic-ai/mcpb@$(MCPB_VERSION) >&2
 
 clean:
 	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
