@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING
 import anyio
 import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.routing import Route
 
 from hermes_rl_mcp.loopback import bound_socket, is_loopback
 from hermes_rl_mcp.server.gate import Gate, Guarded
 from hermes_rl_mcp.server.leaving import SIGNALS
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
     from hermes_rl_mcp.server.app import HermesServer
     from hermes_rl_mcp.server.flags import Serving
 
 log = logging.getLogger("hermes_rl_mcp.server")
 
-DASHBOARD = "/dashboard"
+_EVERY_ADDRESS = {"0.0.0.0", "::"}
+"""To listen on; no client calls them."""
 _SHUTDOWN_S = 3
 """Open event streams would keep the server alive for ever."""
 
@@ -41,7 +45,7 @@ class _Server(uvicorn.Server):
     def _end(self, number: int) -> None:
         log.info("leaving (%s); runs go on", signal.Signals(number).name)
         self.force_exit = self.should_exit  # whoever asks twice is not kept waiting
-        self.should_exit = True
+        self.handle_exit(number, None)  # which tells event streams, too
 
 
 def serve(server: HermesServer, serving: Serving) -> None:
@@ -67,10 +71,30 @@ def application(server: HermesServer, serving: Serving) -> Guarded:
     """All routes behind the gate. The SDK's own check of Host and Origin is off: it covers its own routes only."""
     off = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = server.streamable_http_app(host=serving.host, transport_security=off)
-    app.router.routes.extend(server.sse_app(host=serving.host, transport_security=off).routes)
+    for route in server.sse_app(host=serving.host, transport_security=off).routes:
+        if isinstance(route, Route):
+            route.app = _once(route.app)
+        app.router.routes.append(route)
     gate = Gate(
         token=serving.token,
-        hosts={name.lower() for name in (serving.host, *serving.accept_hosts)},
+        hosts={name.lower() for name in (serving.host, *serving.accept_hosts)} - _EVERY_ADDRESS,
         origins={origin.lower().rstrip("/") for origin in serving.accept_origins},
     )
     return Guarded(app, gate)
+
+
+def _once(app: ASGIApp) -> ASGIApp:
+    """Only the first response goes out. The SDK gives a second one when the server ends an event stream."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        starts = 0
+
+        async def pass_on(message: Message) -> None:
+            nonlocal starts
+            starts += message["type"] == "http.response.start"
+            if starts < 2:
+                await send(message)
+
+        await app(scope, receive, pass_on)
+
+    return answer

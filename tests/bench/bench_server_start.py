@@ -1,6 +1,7 @@
-"""How long a client waits for the server: from starting the process to the answer of tools/list. Bar: 1.5 s.
+"""How long a client waits for the server: from starting the process to the answer of tools/list. Bar: 1.2 s.
 
-Medians of several starts, for both protocol eras in turns, and the size of what a model reads.
+Medians of several starts, for both protocol eras in turns, and the size of what a model reads. The server is compiled,
+as an installed one is: the first start, which may write byte code, is not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from report import Report, interleaved
 
 STARTS = 7
-BAR = "<= 1.5"
+BAR = "<= 1.2"
 CLIENT = {"name": "bench", "version": "1"}
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -41,6 +42,7 @@ ERAS: dict[str, list[dict[str, Any]]] = {
 def start(messages: list[dict[str, Any]], home: str) -> tuple[float, list[dict[str, Any]]]:
     """Seconds, and the tools."""
     environ = {**os.environ, "HERMES_HOME": home}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     before = time.monotonic()
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "hermes_rl_mcp.server"],
@@ -66,7 +68,9 @@ def main() -> int:
     report = Report()
     with tempfile.TemporaryDirectory() as home:
         ways = {era: partial(start, messages, home) for era, messages in ERAS.items()}
-        found = interleaved({era: lambda way=way: way()[0] for era, way in ways.items()}, STARTS, label="server start")
+        found = interleaved(
+            {era: lambda way=way: way()[0] for era, way in ways.items()}, STARTS, warm_ups=1, label="server start"
+        )
         for era, times in found.items():
             note = f"worst {max(times):.2f} s"
             report.within(f"server: start to tools/list, {era}", times, "s", BAR, note)
