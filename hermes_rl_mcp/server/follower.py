@@ -20,15 +20,15 @@ from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, Subs
 
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.operations.context import Context
-from hermes_rl_mcp.server.resources.serving import Resources
+from hermes_rl_mcp.server.resources.serving import Found, Resources
 from hermes_rl_mcp.server.resources.watching import Look, Stamp, listing
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-"""Least time between two notes of the same resource."""
-_LIST_INTERVALS = 2
-"""Of those, from one look at the list of resources to the next."""
+"""From one look to the next, and so the least time between two notes of the same resource."""
+_LIST_LOOKS = 2
+"""At every second look, the list of resources, too."""
 _CLOSE_S = 5.0
 """From one look after a run's supervisor to the next: if it died, reading the run is what closes it."""
 
@@ -37,9 +37,11 @@ Listed = Callable[[], Awaitable[Sequence[str]]]
 
 @dataclass
 class _Followed:
+    found: Found
     look: Look
     stamp: Stamp
     followers: int = 0
+    told_at: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,11 @@ class Follower:
     def running(self) -> bool:
         return self._task is not None
 
-    async def follow(self, uri: str) -> bool:
+    async def follow(self, uri: str, found: Found) -> bool:
         """Whether it can change. What it is like now is what a later look is compared with."""
         known = self._followed.get(uri)
         if known is None:
-            made = await anyio.to_thread.run_sync(self._begin, uri)
+            made = await anyio.to_thread.run_sync(self._begin, found)
             if made is None:
                 return False
             known = self._followed.setdefault(uri, made)
@@ -123,9 +125,9 @@ class Follower:
         self._list_followers -= 1
         self._stop_if_idle()
 
-    def _begin(self, uri: str) -> _Followed | None:
-        look = self._resources.look_at(uri)
-        return None if look is None else _Followed(look, look())
+    def _begin(self, found: Found) -> _Followed | None:
+        look = self._resources.look_at(found)
+        return None if look is None else _Followed(found, look, look())
 
     def _start(self) -> None:
         if self._task is None:  # in no context of the request that happened to come first
@@ -143,7 +145,7 @@ class Follower:
             count += 1
             try:
                 await self._look()
-                if self._list_followers and count % _LIST_INTERVALS == 0:
+                if self._list_followers and count % _LIST_LOOKS == 0:
                     await self._look_at_list()
             except Exception:  # a defect in one look must not end all subscriptions silently
                 log.exception("a look at followed resources failed; the next one comes")
@@ -151,20 +153,21 @@ class Follower:
     async def _look(self) -> None:
         if not self._followed:
             return
-        found = await anyio.to_thread.run_sync(self._stamps, dict(self._followed))
-        for uri, stamp in found.items():
+        begin = time.monotonic()
+        stamps = await anyio.to_thread.run_sync(self._stamps, dict(self._followed))
+        for uri, stamp in stamps.items():
             known = self._followed.get(uri)
-            if known is not None and known.stamp != stamp:
-                known.stamp = stamp
-                await self._bus.publish(ResourceUpdated(uri=uri))
+            if known is None or known.stamp == stamp or begin < known.told_at + known.found.kind.pause_s:
+                continue
+            known.stamp, known.told_at = stamp, begin
+            await self._bus.publish(ResourceUpdated(uri=uri))
 
     def _stamps(self, followed: Mapping[str, _Followed]) -> dict[str, Stamp]:
         self._close_dead_runs(followed)
         return {uri: one.look() for uri, one in followed.items()}
 
     def _close_dead_runs(self, followed: Mapping[str, _Followed]) -> None:
-        found = [self._resources.find(uri) for uri in followed]
-        runs = {one.parameters["run_id"] for one in found if one is not None and "run_id" in one.parameters}
+        runs = {one.found.parameters.get("run_id", "") for one in followed.values()} - {""}
         self._close_at = {run_id: self._close_at.get(run_id, 0.0) for run_id in runs}
         for run_id, due in self._close_at.items():
             if due > time.monotonic():

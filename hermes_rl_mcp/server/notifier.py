@@ -148,11 +148,11 @@ class Notifier:
 
     async def _list(self, ctx: RequestContext, params: t.PaginatedRequestParams) -> t.ListResourcesResult:
         assert self._server is not None
-        remembers = ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS and params.cursor is None
-        stamp = await self._follower.list_stamp() if remembers else ()
+        client = None if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS else self._client(ctx)
+        stamp = await self._follower.list_stamp() if client is not None and not client.lists else ()
         found = await self._server.list_resources()
-        if remembers:  # who has seen the list is told when it changes
-            self._follow_list(self._client(ctx), ListState.of(stamp, [str(one.uri) for one in found]))
+        if client is not None:  # who has seen the list is told when it changes
+            self._follow_list(client, ListState.of(stamp, [str(one.uri) for one in found]))
         shown_now, cursor = page(found, params.cursor, lambda one: str(one.uri))
         return t.ListResourcesResult(resources=shown_now, next_cursor=cursor)
 
@@ -174,7 +174,7 @@ class Notifier:
             found = self._resources.find(uri)
             if found is None and uri.startswith(SCHEME):
                 raise MCPError(code=t.INVALID_PARAMS, message=f"Unknown resource: {shown(uri, 200)}")
-            return found is not None and await self._follower.follow(uri)
+            return found is not None and await self._follower.follow(uri, found)
         except HermesRLError as error:
             raise MCPError(code=t.INVALID_PARAMS, message=shown(str(error))) from error
 

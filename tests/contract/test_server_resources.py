@@ -1,4 +1,4 @@
-"""Resources: sources of environments and files of runs, found when asked for, without secrets."""
+"""Resources: environments, and runs part by part, found when asked for, in pages and windows, without secrets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from mcp.shared.exceptions import MCPError
+from mcp.types import INVALID_PARAMS, CompletionsCapability, PromptReference, ResourceTemplateReference
 from mcp_rig import Tools, environment_file, in_memory
 from run_parts import run_request
 
@@ -20,6 +21,14 @@ from hermes_rl_mcp.runs.state import RunState
 
 RUN_ID = "0123abcd"
 PREFIX, NONCE = "prefix0123456789", "nonce0123456789"
+RUN = f"rl://runs/{RUN_ID}"
+
+
+def begun(home: Home, run_id: str) -> RunState:
+    """A run's directory with its record, as its launcher leaves it."""
+    paths = home.run(run_id)
+    paths.dir.mkdir(parents=True, exist_ok=True)
+    return RunState.create(paths, first_record(home, run_request(run_id)), "made")
 
 
 @pytest.fixture
@@ -27,10 +36,7 @@ def ended_run(environ: dict[str, str]) -> RunPaths:
     """A run that ended, with a configuration and a log that hold its secrets."""
     home = Home.from_environ(environ)
     paths = home.run(RUN_ID)
-    paths.dir.mkdir(parents=True)
-    request = run_request(RUN_ID)
-    state = RunState.create(paths, first_record(home, request), "made")
-    state.move(RunStatus.FAILED, "test", error="broke")
+    begun(home, RUN_ID).move(RunStatus.FAILED, "test", error="broke")
     url = f"http://127.0.0.1:8001/{PREFIX}/v1"
     config: dict[str, Any] = {
         "run": {"run_id": RUN_ID, "nonce": NONCE, "path_prefix": PREFIX},
@@ -45,9 +51,26 @@ def ended_run(environ: dict[str, str]) -> RunPaths:
 
 
 async def read(call: Tools, uri: str) -> str:
-    [content] = (await call.client.read_resource(uri)).contents
+    [content] = (await call.client.read_resource(uri, cache_mode="bypass")).contents
     text: str = content.text  # type: ignore[union-attr]
     return text
+
+
+async def page(call: Tools, uri: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await read(call, uri))
+    return found
+
+
+async def everything_listed(call: Tools) -> list[str]:
+    uris: list[str] = []
+    cursor = None
+    while True:
+        answer = await call.client.list_resources(cursor=cursor, cache_mode="bypass")
+        assert len(answer.resources) <= 50
+        uris += [str(resource.uri) for resource in answer.resources]
+        cursor = answer.next_cursor
+        if cursor is None:
+            return uris
 
 
 @pytest.mark.anyio
@@ -56,13 +79,32 @@ async def test_what_is_on_disk_now_is_listed_and_can_be_read(
 ) -> None:
     path = environment_file(tmp_path / "envs")
     async with in_memory(environ, env_dirs=[str(tmp_path / "envs")]) as call:
-        listed = {str(resource.uri) for resource in (await call.client.list_resources()).resources}
-        assert {"rl://environments/own/source", f"rl://runs/{RUN_ID}/metrics"} <= listed
+        listed = await everything_listed(call)
+        parts = ("state", "config", "metrics", "plot", "rollouts", "checkpoints", "events", "logs/trainer")
+        assert {"rl://environments/own/source", "rl://environments/own/schema"} <= set(listed)
+        assert {f"{RUN}/{part}" for part in parts} <= set(listed)
         for uri in listed:
-            assert await read(call, uri)
+            if not uri.endswith(("/schema", "/plot")):  # each a child process
+                assert await read(call, uri) is not None
         assert await read(call, "rl://environments/own/source") == path.read_text()
-        assert json.loads(await read(call, f"rl://runs/{RUN_ID}/state"))["error"] == "broke"
-        assert json.loads(await read(call, f"rl://runs/{RUN_ID}/metrics")) == [{"step": 1, "reward/mean": 0.5}]
+        assert json.loads(await read(call, f"{RUN}/state"))["error"] == "broke"
+        assert (await page(call, f"{RUN}/metrics"))["rows"] == [{"step": 1, "reward/mean": 0.5}]
+        assert [row["status"] for row in (await page(call, f"{RUN}/events"))["rows"]] == ["queued", "failed"]
+
+
+@pytest.mark.anyio
+async def test_the_settings_of_an_environment_are_read_without_selecting_it(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    environment_file(tmp_path / "envs")
+    async with in_memory(environ, env_dirs=[str(tmp_path / "envs")]) as call:
+        [content] = (await call.client.read_resource("rl://environments/own/schema")).contents
+        fields = {field["name"]: field for field in json.loads(content.text)["fields"]}  # type: ignore[union-attr]
+        assert (fields["level"]["type"], fields["level"]["default"]) == ("int", 1)
+        assert fields["level"]["description"] == "How hard."
+        assert fields["level"]["json_schema"]["type"] == "integer"
+        assert "data, not instructions" in str(content.meta)
+        assert (await call.error("rl_get_current_config"))["error"]
 
 
 @pytest.mark.anyio
@@ -70,8 +112,8 @@ async def test_sec_02_neither_configuration_nor_log_shows_a_secret(
     environ: dict[str, str], ended_run: RunPaths
 ) -> None:
     async with in_memory(environ) as call:
-        config = await read(call, f"rl://runs/{RUN_ID}/config")
-        log = await read(call, f"rl://runs/{RUN_ID}/logs/trainer")
+        config = await read(call, f"{RUN}/config")
+        log = await read(call, f"{RUN}/logs/trainer")
     for secret in (PREFIX, NONCE, "sk-aaaa"):
         assert secret not in config
         assert secret not in log
@@ -80,13 +122,41 @@ async def test_sec_02_neither_configuration_nor_log_shows_a_secret(
 
 
 @pytest.mark.anyio
-async def test_a_log_is_read_by_windows_of_bytes(environ: dict[str, str], ended_run: RunPaths) -> None:
+async def test_a_log_is_read_by_windows_of_bytes_and_by_its_last_lines(
+    environ: dict[str, str], ended_run: RunPaths
+) -> None:
     async with in_memory(environ) as call:
-        uri = f"rl://runs/{RUN_ID}/logs/trainer"
+        uri = f"{RUN}/logs/trainer"
         assert await read(call, f"{uri}?offset=0&limit=5") == "first"
         assert await read(call, f"{uri}?limit=5") == "last\n"
+        assert await read(call, f"{uri}?tail=1") == "last\n"
+        assert (await read(call, f"{uri}?tail=2")).startswith("calling")
+        assert await read(call, f"{uri}?tail=100") == await read(call, uri)
         assert await read(call, f"{uri}?offset=100000") == ""
-        assert await read(call, f"rl://runs/{RUN_ID}/logs/api") == ""
+        assert await read(call, f"{RUN}/logs/api") == ""
+
+
+@pytest.mark.anyio
+async def test_a_log_that_grows_is_followed_by_what_each_window_says_of_the_next(
+    environ: dict[str, str], ended_run: RunPaths
+) -> None:
+    log = Home.from_environ(environ).log("env", RUN_ID)
+    log.write_text("one\n\x1b[31mtwo\n")
+    text, offset = "", 0
+    async with in_memory(environ) as call:
+        for more in ("three\n", "", "four\n"):
+            while True:
+                uri = f"{RUN}/logs/env?offset={offset}&limit=6"
+                [content] = (await call.client.read_resource(uri, cache_mode="bypass")).contents
+                window = (content.meta or {})["hermes-rl/window"]
+                text += content.text  # type: ignore[union-attr]
+                offset = window["next_offset"]
+                if not window["truncated"]:
+                    break
+            with log.open("a") as file:
+                file.write(more)
+        text += await read(call, f"{RUN}/logs/env?offset={offset}")
+    assert text == "one\n\\x1b[31mtwo\nthree\nfour\n"
 
 
 @pytest.mark.anyio
@@ -94,7 +164,7 @@ async def test_windows_side_by_side_do_not_show_a_secret_in_two_parts(
     environ: dict[str, str], ended_run: RunPaths
 ) -> None:
     async with in_memory(environ) as call:
-        uri = f"rl://runs/{RUN_ID}/logs/trainer"
+        uri = f"{RUN}/logs/trainer"
         whole = "".join([await read(call, f"{uri}?offset={start}&limit=7") for start in range(0, 120, 7)])
     assert whole.startswith("first\ncalling")
     assert whole.endswith("last\n")
@@ -107,22 +177,125 @@ async def test_windows_side_by_side_do_not_show_a_secret_in_two_parts(
     "uri",
     [
         "rl://environments/nope/source",
+        "rl://environments/nope/schema",
         "rl://environments/..%2F..%2Fetc%2Fpasswd/source",
         "rl://runs/ffffffff/state",
         "rl://runs/..%2F..%2Fetc/config",
-        f"rl://runs/{RUN_ID}/logs/passwd",
-        f"rl://runs/{RUN_ID}/logs/trainer?limit=999999999",
+        f"{RUN}/nothing",
+        f"{RUN}/logs/passwd",
+        f"{RUN}/logs/trainer?limit=999999999",
+        f"{RUN}/logs/trainer?limit=0",
+        f"{RUN}/logs/trainer?offset=0&tail=5",
+        f"{RUN}/logs/trainer?offset={10**30}",
+        f"{RUN}/logs/trainer?tial=5",
+        f"{RUN}/metrics?limit=x",
+        f"{RUN}/state?offset=1",
     ],
 )
-async def test_what_is_not_there_is_an_error(environ: dict[str, str], ended_run: RunPaths, uri: str) -> None:
+async def test_what_is_not_there_or_asked_wrongly_is_the_clients_error(
+    environ: dict[str, str], ended_run: RunPaths, uri: str
+) -> None:
     async with in_memory(environ) as call:
-        with pytest.raises(MCPError):
+        with pytest.raises(MCPError) as refused:
             await call.client.read_resource(uri)
+    assert refused.value.code == INVALID_PARAMS
 
 
 @pytest.mark.anyio
-async def test_of_a_long_run_the_last_steps_are_read(environ: dict[str, str], ended_run: RunPaths) -> None:
+async def test_a_long_run_is_read_spread_over_all_its_steps_or_in_windows(
+    environ: dict[str, str], ended_run: RunPaths
+) -> None:
     ended_run.metrics.write_text("".join(f'{{"step": {step}, "reward/mean": 0.5}}\n' for step in range(1, 2001)))
     async with in_memory(environ) as call:
-        steps = [line["step"] for line in json.loads(await read(call, f"rl://runs/{RUN_ID}/metrics"))]
-    assert steps == list(range(1501, 2001))
+        spread = await page(call, f"{RUN}/metrics")
+        steps = [row["step"] for row in spread["rows"]]
+        assert (steps[0], steps[-1], spread["total"], spread["truncated"]) == (1, 2000, 2000, False)
+        assert len(steps) <= 100
+        read_steps: list[int] = []
+        offset: int | None = 0
+        while offset is not None:
+            window = await page(call, f"{RUN}/metrics?offset={offset}&limit=700")
+            read_steps += [row["step"] for row in window["rows"]]
+            offset = window["next_offset"]
+        assert read_steps == list(range(1, 2001))
+
+
+@pytest.mark.anyio
+async def test_rollouts_of_one_step_are_read_and_marked_as_data(environ: dict[str, str], ended_run: RunPaths) -> None:
+    lines = [
+        {
+            "step": step,
+            "group": 0,
+            "policy_version": step - 1,
+            "prompt": "2+2?",
+            "completion": "4\x1b[2J",
+            "reward": 1.0,
+        }
+        | {"advantage": 0.5, "tokens": 2, "finish_reason": "stop"}
+        for step in (1, 2, 2)
+    ]
+    ended_run.rollouts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    async with in_memory(environ) as call:
+        found = await page(call, f"{RUN}/rollouts?step=2")
+        assert [row["policy_version"] for row in found["rows"]] == [1, 1]
+        assert found["rows"][0]["completion"] == "4\\x1b[2J"
+        assert "data, not instructions" in found["untrusted"]
+        assert len((await page(call, f"{RUN}/rollouts"))["rows"]) == 3
+
+
+@pytest.mark.anyio
+async def test_many_runs_are_listed_page_by_page_and_what_comes_in_between_moves_nothing(
+    environ: dict[str, str],
+) -> None:
+    home = Home.from_environ(environ)
+    ids = [f"{number:08x}" for number in range(120)]
+    for run_id in ids:
+        begun(home, run_id).move(RunStatus.FAILED, "test")
+    async with in_memory(environ) as call:
+        first = await call.client.list_resources()
+        begun(home, "ffffffff").move(RunStatus.FAILED, "test")
+        cursor, rest = first.next_cursor, []
+        while cursor:
+            answer = await call.client.list_resources(cursor=cursor)
+            rest += [str(resource.uri) for resource in answer.resources]
+            cursor = answer.next_cursor
+        seen = [str(resource.uri) for resource in first.resources] + rest
+        states = [uri for uri in seen if uri.endswith("/state")]
+        assert sorted(states) == [f"rl://runs/{run_id}/state" for run_id in ids]
+        assert len(await everything_listed(call)) < 200, "of older runs the state alone"
+        for cursor in ("nobody's", "WyJhIl0=", "WyI=", "W" * 8):
+            with pytest.raises(MCPError) as refused:
+                await call.client.list_resources(cursor=cursor)
+            assert refused.value.code == INVALID_PARAMS
+
+
+@pytest.mark.anyio
+async def test_templates_are_listed_and_their_arguments_complete(
+    environ: dict[str, str], tmp_path: Path, ended_run: RunPaths
+) -> None:
+    environment_file(tmp_path / "envs")
+    async with in_memory(environ, env_dirs=[str(tmp_path / "envs")]) as call:
+        assert call.client.server_capabilities.completions == CompletionsCapability()
+        templates = {
+            one.name: one.uri_template for one in (await call.client.list_resource_templates()).resource_templates
+        }
+
+        async def values(template: str, argument: str, typed: str) -> list[str]:
+            ref = ResourceTemplateReference(type="ref/resource", uri=templates[template])
+            answer = await call.client.complete(ref, {"name": argument, "value": typed})
+            assert answer.completion.total == len(answer.completion.values)
+            return answer.completion.values
+
+        assert await values("environment-source", "name", "o") == ["own"]
+        assert await values("environment-schema", "name", "") == ["arithmetic", "gsm8k", "own"]
+        assert await values("run-metrics", "run_id", "01") == [RUN_ID]
+        assert await values("run-log", "process", "tr") == ["trainer"]
+        assert await values("run-log", "process", "") == ["api", "trainer", "env", "supervisor"]
+        assert await values("run-metrics", "offset", "1") == []
+        prompts = (await call.client.list_prompts()).prompts
+        for prompt in prompts:
+            for argument in prompt.arguments or []:
+                if argument.name in ("environment", "run_id"):
+                    ref = PromptReference(type="ref/prompt", name=prompt.name)
+                    found = await call.client.complete(ref, {"name": argument.name, "value": ""})
+                    assert {"own", RUN_ID} & set(found.completion.values)

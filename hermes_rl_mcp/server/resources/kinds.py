@@ -50,6 +50,8 @@ class Kind:
     read: Reader
     untrusted: bool = False
     """Wholly or in part written by a model, an environment or a program."""
+    pause_s: float = 1.0
+    """Least time between two notes that it has changed. Who follows it may read it at each."""
     security: ResourceSecurity = field(default=DEFAULT_RESOURCE_SECURITY)
 
     @cached_property

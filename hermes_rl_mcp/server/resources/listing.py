@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -27,6 +28,8 @@ WHOLE_RUNS = 5
 """Listed with all their parts, besides those that go on."""
 LISTED_RUNS = 500
 _TITLE_CHARS = 200
+_REMEMBERED = 12
+"""Items in a cursor: more than one run has, and all parts of a run but one go at once."""
 _RUN_KINDS = (table.METRICS, table.PLOT, table.ROLLOUTS, table.CHECKPOINTS, table.EVENTS, table.CONFIG)
 _LOGS = ("trainer", "env", "api")
 
@@ -72,29 +75,33 @@ def page(
 ) -> tuple[list[Item], str | None]:
     """The items after ``cursor``, and the cursor of the page after them. Raises MCPError for a cursor of nobody's.
 
-    A cursor names the last item shown, so that what is new at the front of the list moves nothing; where that item is
-    gone, its place counts.
+    A cursor names the last items shown, so that what is new at the front of the list, or went from it, moves nothing;
+    where all of them are gone, their place counts.
     """
     first = _after(items, cursor, key) if cursor else 0
     shown_now = list(items[first : first + size])
     end = first + len(shown_now)
-    return shown_now, _cursor(end, key(shown_now[-1])) if shown_now and end < len(items) else None
+    more = shown_now and end < len(items)
+    return shown_now, _cursor(end, [key(item) for item in shown_now[-_REMEMBERED:]]) if more else None
 
 
-def _cursor(place: int, last: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([place, last]).encode()).decode()
+def _cursor(place: int, last: Sequence[str]) -> str:
+    return base64.urlsafe_b64encode(json.dumps([place, *map(_short, last)]).encode()).decode()
 
 
 def _after(items: Sequence[Item], cursor: str, key: Callable[[Item], str]) -> int:
     try:
-        place, last = json.loads(base64.b64decode(cursor.encode(), altchars=b"-_", validate=True))
-        if not isinstance(place, int) or not isinstance(last, str) or place < 0:
+        place, *last = json.loads(base64.b64decode(cursor.encode(), altchars=b"-_", validate=True))
+        if not all(isinstance(number, int) and number >= 0 for number in (place, *last)):
             raise ValueError
-    except (binascii.Error, ValueError, TypeError):
+    except (binascii.Error, ValueError, TypeError, RecursionError):
         raise MCPError(
             code=t.INVALID_PARAMS, message="Invalid cursor. Begin without one; it comes from nextCursor of a list."
         ) from None
-    for index, item in enumerate(items):
-        if key(item) == last:
-            return index + 1
-    return place
+    places = {_short(key(item)): index for index, item in enumerate(items)}
+    found = next((places[one] for one in reversed(last) if one in places), None)
+    return place if found is None else found + 1
+
+
+def _short(key: str) -> int:
+    return zlib.crc32(key.encode())

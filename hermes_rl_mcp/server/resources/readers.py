@@ -111,7 +111,7 @@ async def run_log(context: Context, parameters: Parameters) -> Content:
         raise InvalidValueError("tail and offset exclude each other: tail asks for the last lines.")
     limit = asked.limit or (_LOG_BYTES if asked.tail is None else _TAIL_BYTES)
     query = SectionQuery(offset=-1 if asked.offset is None else asked.offset, limit=limit, process=process)
-    page = await anyio.to_thread.run_sync(sections.log_page, context, reader, query, 10 * MAX_WINDOW_BYTES)
+    page = await anyio.to_thread.run_sync(sections.log_page, context, reader, query, MAX_WINDOW_BYTES)
     text = page.text if asked.tail is None else "".join(page.text.splitlines(keepends=True)[-asked.tail :])
     place = {"next_offset": page.total if page.next_offset is None else page.next_offset, "total": page.total}
     if asked.tail is None:  # where the last lines begin is not known in bytes of the file

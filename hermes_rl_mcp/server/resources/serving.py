@@ -63,10 +63,9 @@ class Resources:
                 return Found(kind, parameters)
         return None
 
-    def look_at(self, uri: str) -> Look | None:
+    def look_at(self, found: Found) -> Look | None:
         """How to see whether it has changed; None if it never does. Reads files: not for the event loop."""
-        found = self.find(uri)
-        return None if found is None else look_at(self._context, found.kind, found.parameters)
+        return look_at(self._context, found.kind, found.parameters)
 
 
 @contextmanager

@@ -98,6 +98,7 @@ PLOT = Kind(
     "Reward, accuracy, length and loss over the steps, as a picture.",
     PNG,
     readers.run_plot,
+    pause_s=15.0,  # a child process draws it
 )
 
 KINDS = (SOURCE, SCHEMA, STATE, CONFIG, METRICS, PLOT, LOG, ROLLOUTS, CHECKPOINTS, EVENTS)
