@@ -55,6 +55,8 @@ def _placed(text: str, container: str, name: str, value: JsonValue) -> str:
     line = "\r\n" if "\r\n" in text else "\n"
     if root is None:
         return _ended(text, line) + _block({container: {name: value}}, "", line)
+    if not isinstance(root, yaml.MappingNode):
+        raise YamlProblemError("the document is no mapping")
     pair = _pair(root, container)
     if pair is None:
         if root.flow_style:
@@ -84,13 +86,13 @@ def _replaced(text: str, pair: tuple[yaml.Node, yaml.Node], value: JsonValue, *,
     return f"{before}:{line}{_block(value, indent, line).rstrip()}{after}"
 
 
-def _in_flow(text: str, holder: yaml.Node, name: str, value: JsonValue) -> str:
+def _in_flow(text: str, holder: yaml.MappingNode, name: str, value: JsonValue) -> str:
     at = holder.start_mark.index + 1
     member = f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}"
     return f"{text[:at]}{member}{', ' if holder.value else ''}{text[at:]}"
 
 
-def _pair(mapping: yaml.Node, name: str) -> tuple[yaml.Node, yaml.Node] | None:
+def _pair(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] | None:
     return next(((key, value) for key, value in mapping.value if key.value == name), None)
 
 
