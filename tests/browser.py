@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from leash import leash
+from leash import leash, leashed, on_leash
 
 _START_S, _WAIT_S = 60.0, 30.0
 _FLAGS = (
@@ -45,8 +48,11 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """As a person does: it must be seen."""
-        found = self._post("element", {"using": "css selector", "value": selector})
-        self._post(f"element/{next(iter(found.values()))}/click", {})
+        self._post(f"element/{self._element(selector)}/click", {})
+
+    def text(self, selector: str) -> str:
+        """What a person reads there, also where scripts are off."""
+        return str(self._get(f"element/{self._element(selector)}/text"))
 
     def window(self, width: int, height: int, *, dark: bool = False) -> None:
         """Size in CSS pixels, and the theme that the system asks for."""
@@ -67,6 +73,14 @@ class Browser:
         """What was written to the console since the last look: refused scripts and styles, errors."""
         return [str(entry["message"]) for entry in self._post("se/log", {"type": "browser"})]
 
+    def _element(self, selector: str) -> str:
+        return str(next(iter(self._post("element", {"using": "css selector", "value": selector}).values())))
+
+    def _get(self, path: str) -> Any:
+        answer = self._client.get(f"/session/{self._session}/{path}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()["value"]
+
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         answer = self._client.post(f"/session/{self._session}/{path}", json=body)
         assert answer.status_code == 200, answer.text
@@ -81,7 +95,12 @@ def browser(folder: Path) -> Iterator[Browser]:
         pytest.skip("no chromium and chromedriver on this machine")
     log = (folder / "chromedriver.log").open("w+")
     process = subprocess.Popen(
-        [driver, "--port=0"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(leash(),)
+        on_leash("browser", driver, "--port=0"),
+        env=leashed({**os.environ, "PYTHONPATH": str(Path(__file__).parent)}),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(leash(),),
     )
     try:
         port = _until(lambda: _port(Path(log.name).read_text()))
@@ -112,3 +131,14 @@ def _until(holds: Callable[[], str]) -> str:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return found
+
+
+def _drive(command: list[str]) -> int:
+    """chromedriver ends its browsers when it is asked to end; it is when the test run is gone."""
+    driver = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: driver.terminate())
+    return driver.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(_drive(sys.argv[1:]))

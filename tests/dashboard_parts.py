@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,9 +17,10 @@ from hermes_rl_mcp.contracts.vitals import Vitals
 from hermes_rl_mcp.files import now
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs import locks
-from hermes_rl_mcp.runs.process import identity_of
 from hermes_rl_mcp.runs.runconfig import first_record
 
+NOBODY = Identity(pid=2**22 + 1, started_at=0.0, boot_id="no boot of this machine")
+"""In place of a process: a pid that no system gives."""
 GOING, COMPLETED, FAILED = "a1b2c3d4", "60aa11bb", "dead0001"
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x1b[2J\x00 {{7*7}} javascript:alert(3)"
 STEPS = [
@@ -75,11 +75,10 @@ def failed(home: Home, text: str = "the trainer ended with code 1: CUDA out of m
 
 @contextmanager
 def going(home: Home, *, steps: int = 34, text: str = "", flags: bool = False) -> Iterator[None]:
-    """A run that this process supervises as far as readers can tell. ``text`` stands wherever others may write."""
-    me = identity_of(os.getpid())
-    assert me is not None
+    """A run that goes on as far as readers can tell: this process holds its supervisor's lock. ``text`` stands wherever
+    others may write."""
     waiting = text or "the environment waits for answers of the trainer"
-    record = _run(home, GOING, "arithmetic", RunStatus.RUNNING, steps, hours_ago=0.01, text=text, supervisor=me)
+    record = _run(home, GOING, "arithmetic", RunStatus.RUNNING, steps, hours_ago=0.01, text=text)
     (home.run(GOING).vitals).write_text(
         Vitals(time=now(), step=steps, running_seconds=20, waiting=waiting).model_dump_json()
     )
@@ -109,7 +108,6 @@ def _run(
     *,
     hours_ago: float,
     text: str = "",
-    supervisor: Identity | None = None,
     **changes: Any,
 ) -> RunRecord:
     began = datetime.now(UTC) - timedelta(hours=hours_ago)
@@ -121,7 +119,7 @@ def _run(
     processes = {
         name: ProcessRecord(
             log=str(home.log(name, run_id)),
-            identity=supervisor,
+            identity=None if status.terminal else NOBODY,
             ready=not status.terminal,
             exit_code=0 if status.terminal else None,
         )
@@ -135,7 +133,6 @@ def _run(
             "running_since": began.isoformat(),
             "running_seconds": 36.0,
             "ended_at": ended,
-            "supervisor": supervisor,
             "processes": processes,
             **changes,
         }

@@ -47,6 +47,7 @@ def run(context: Context, port: int) -> None:
     """Until a signal comes. Raises PreflightError if the port is taken."""
     token = secrets.token_urlsafe(24)
     listener = bound_socket(_HOST, port)
+    listener.listen()  # whoever opens the address at once waits a moment, and is not refused
     config = uvicorn.Config(
         application(context, token),
         log_level="warning",

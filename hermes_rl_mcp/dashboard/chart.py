@@ -17,7 +17,7 @@ from hermes_rl_mcp.dashboard.scale import Axis, steps_axis, values_axis
 from hermes_rl_mcp.dashboard.series import Bucket, Curve
 from hermes_rl_mcp.dashboard.words import number, percent
 
-_WIDTH, _HEIGHT = 480, 236
+_WIDTH, _HEIGHT = 480, 218
 _TOP, _BOTTOM, _RIGHT = 12, 40, 14
 _MOST_POINTS = 160
 _DOTS_UP_TO = 80
