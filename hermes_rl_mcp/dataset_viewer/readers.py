@@ -158,28 +158,35 @@ def _json_lines(text: bytes) -> list[Any] | None:
         return None
 
 
-def _csv_reader(file: BinaryIO, path: Path) -> csv.DictReader[str]:
+@contextmanager
+def _csv_reader(file: BinaryIO, path: Path) -> Iterator[csv.DictReader[str]]:
     csv.field_size_limit(_FIELD_CHARS)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    return csv.DictReader(text, delimiter=delimiter, restkey="…")
+    try:
+        yield csv.DictReader(text, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restkey="…")
+    except csv.Error as error:
+        raise _broken(path, "", error) from error
+    finally:
+        text.detach()  # the file is not this reader's to close
 
 
 def _csv_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:
-    try:
-        rows: list[dict[str, Any]] = [dict(row) for row in islice(_csv_reader(file, path), skip, skip + count)]
-    except csv.Error as error:
-        raise _broken(path, "", error) from error
+    with _csv_reader(file, path) as reader:
+        rows: list[dict[str, Any]] = [dict(row) for row in islice(reader, skip, skip + count)]
     for name in rows[0] if rows else ():
-        for convert in (int, float):
-            values = [_number(row.get(name), convert) for row in rows]
-            if any(value is not None for value in values) and all(
-                value is not None or not row.get(name) for value, row in zip(values, rows, strict=True)
-            ):
-                for row, value in zip(rows, values, strict=True):
-                    row[name] = value
-                break
+        _as_numbers(rows, name)
     return Part(rows)
+
+
+def _as_numbers(rows: list[dict[str, Any]], name: str) -> None:
+    """A column in which every text that is not empty is a number."""
+    for convert in (int, float):
+        values = [_number(row.get(name), convert) for row in rows]
+        known = any(value is not None for value in values)
+        if known and all(value is not None or not row.get(name) for value, row in zip(values, rows, strict=True)):
+            for row, value in zip(rows, values, strict=True):
+                row[name] = value
+            return
 
 
 def _number(text: Any, convert: type[int] | type[float]) -> int | float | None:
@@ -195,10 +202,8 @@ def _csv_rows(file: BinaryIO, path: Path) -> Count:
     if path.stat().st_size > _COUNT_BYTES:
         guess = _lines(file, path)
         return Count(guess.rows and guess.rows - 1, estimated=True)
-    try:
-        return Count(sum(1 for _ in _csv_reader(file, path)))
-    except csv.Error:
-        return Count(None)
+    with _csv_reader(file, path) as reader:
+        return Count(sum(1 for _ in reader))
 
 
 def _parquet_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:

@@ -59,8 +59,8 @@ class RunCurves:
     last_step: int
     """0 before the first one."""
     curves: dict[str, Curve]
-    without_signal: int
-    """Steps whose batch had no signal, so that there is no loss."""
+    without_loss: int
+    """Steps whose batch had no signal, or whose loss was no number: both are null in the file."""
     held_out: HeldOut | None = None
     verdict: str = ""
 
@@ -83,7 +83,7 @@ def read_run(folder: Path, names: tuple[str, ...]) -> RunCurves:
         total_steps=record.total_steps if record else 0,
         last_step=steps_N[-1] if steps_N else 0,
         curves=curves,
-        without_signal=sum("train/loss" in line and line["train/loss"] is None for line in lines.values()),
+        without_loss=sum("train/loss" in line and line["train/loss"] is None for line in lines.values()),
         held_out=held_out,
         verdict=verdict,
     )

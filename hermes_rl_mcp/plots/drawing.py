@@ -7,6 +7,7 @@ same in all panels. Nothing that a run calls itself is read as a formula. Arrays
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
+from PIL import Image
 
 from hermes_rl_mcp.plots.curves import Curve, HeldOut, RunCurves
 
@@ -32,6 +34,12 @@ _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2))
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 MAX_RUNS = len(COLOURS)
 _INK, _QUIET, _GRID = "#222222", "#5A5A5A", "#E2E2E2"
+_FEW_TICKS = 6
+_LEAST_SPAN = 0.1
+_PALETTE = 256
+_FAINT, _FAINTER = 0.3, 0.12
+_COLUMN_CHARS = 52
+"""Of a run's line in the legend, if two are to stand side by side."""
 _FEW_STEPS = 30
 """Up to so many values each is marked and no mean is drawn."""
 _STYLE: dict[str, Any] = {
@@ -94,13 +102,21 @@ def draw(runs: Sequence[RunCurves]) -> bytes:
         raise ValueError(f"{len(runs)} runs: a picture shows 1 to {MAX_RUNS}")
     with rc_context(_STYLE):
         figure = Figure(figsize=(9.6, 7.2), dpi=100, facecolor="white")
-        FigureCanvasAgg(figure)
+        canvas = FigureCanvasAgg(figure)
         top = _one_heading(figure, runs[0]) if len(runs) == 1 else _many_heading(figure, runs)
-        grid = figure.add_gridspec(2, 2, left=0.085, right=0.975, top=top, bottom=0.08, hspace=0.34, wspace=0.24)
+        grid = figure.add_gridspec(2, 2, left=0.085, right=0.975, top=top, bottom=0.08, hspace=0.3, wspace=0.24)
         for number, panel in enumerate(_PANELS):
-            _panel(figure.add_subplot(grid[divmod(number, 2)]), panel, runs)
-        written = io.BytesIO()
-        figure.savefig(written, format="png", metadata={"Software": None})
+            axes = figure.add_subplot(grid[divmod(number, 2)])
+            _panel(axes, panel, runs)
+            axes.set_xlabel("step" if number >= 2 else "")
+        canvas.draw()
+        return _png(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
+
+
+def _png(picture: Image.Image) -> bytes:
+    """Lines on white need few colours; a client has to carry every byte of it as text."""
+    written = io.BytesIO()
+    picture.quantize(_PALETTE, kmeans=1, dither=Image.Dither.NONE).save(written, "png", optimize=True)
     return written.getvalue()
 
 
@@ -118,53 +134,69 @@ def _one_heading(figure: Figure, run: RunCurves) -> float:
 
 
 def _many_heading(figure: Figure, runs: Sequence[RunCurves]) -> float:
-    figure.text(0.02, 0.965, f"{len(runs)} runs side by side", size=14, weight="bold", va="center")
+    """What the runs share is said once."""
+    names = {(run.environment, run.model) for run in runs}
+    shared = " of {} with {}".format(*next(iter(names))) if len(names) == 1 else ""
+    figure.text(0.02, 0.965, f"{len(runs)} runs{shared}", size=14, weight="bold", va="center")
     labels = [
-        f"{run.run_id}: {run.environment} with {run.model}, {run.status} at step {run.last_step:,}" for run in runs
+        f"{run.run_id}: {'' if shared else f'{run.environment} with {run.model}, '}{run.status}, step {run.last_step:,}"
+        for run in runs
     ]
-    looks = [_Look.of(index) for index in range(len(runs))]
-    handles = [
-        Line2D([], [], color=look.colour, linestyle=look.dashes, marker=look.mark, markersize=5, linewidth=2)
-        for look in looks
-    ]
+    handles = [_handle(_Look.of(index)) for index in range(len(runs))]
+    columns = 2 if max(map(len, labels)) < _COLUMN_CHARS else 1
     figure.legend(
-        handles,
-        labels,
-        loc="upper left",
-        bbox_to_anchor=(0.012, 0.952),
-        handlelength=4,
-        frameon=False,
+        handles, labels, loc="upper left", bbox_to_anchor=(0.012, 0.952), ncols=columns, handlelength=4, frameon=False,
         labelspacing=0.3,
-    )
-    return 0.88 - 0.0275 * len(runs)
+    )  # fmt: skip
+    return 0.88 - 0.0275 * math.ceil(len(runs) / columns)
+
+
+def _handle(look: _Look) -> Line2D:
+    return Line2D([], [], color=look.colour, linestyle=look.dashes, marker=look.mark, markersize=5, linewidth=2)
 
 
 def _panel(axes: Axes, panel: _Panel, runs: Sequence[RunCurves]) -> None:
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
-    axes.set_xlabel("step")
+    alone = len(runs) == 1
     looks = [_Look.of(index) for index in range(len(runs))]
-    drawn = [
-        _curve(axes, run.curves[panel.name], look, alone=len(runs) == 1) for run, look in zip(runs, looks, strict=True)
-    ]
+    labels = _labels(panel) if alone else _Labels()
+    faint = _FAINT if alone else _FAINTER
+    drawn = [_curve(axes, run.curves[panel.name], look, labels, faint) for run, look in zip(runs, looks, strict=True)]
     if panel.name == TRAINED:
-        drawn += [_evaluations(axes, run, look, alone=len(runs) == 1) for run, look in zip(runs, looks, strict=True)]
-    for run, look in zip(runs, looks, strict=True):
+        drawn += [_evaluations(axes, run, look, alone=alone) for run, look in zip(runs, looks, strict=True)]
+    beside = 0.018 * max(run.last_step for run in runs)
+    for index, run in enumerate(runs):
         if run.held_out and run.held_out.measure == panel.measure:
-            _held_out(axes, run.held_out, look, alone=len(runs) == 1)
+            _held_out(axes, run.held_out, looks[index], alone=alone, shift=beside * (index - (len(runs) - 1) / 2))
             drawn.append(True)
     _scales(axes, panel, runs)
     if not any(drawn):
         _say_empty(axes, panel, runs)
-    elif panel.name == LOSS and len(runs) == 1 and (without := runs[0].without_signal):
-        axes.text(
-            0.99, 0.02, f"{without:,} steps without signal", transform=axes.transAxes, ha="right", size=10, color=_QUIET
-        )
+    elif panel.name == LOSS and alone and (without := runs[0].without_loss):
+        _note(axes, f"{without:,} {'step' if without == 1 else 'steps'} without a loss")
+    elif panel.name == TRAINED and not alone and len(drawn) > len(runs) and any(drawn[len(runs) :]):
+        _note(axes, "marks: evaluation; bars: held-out, base and trained")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best")
 
 
-def _curve(axes: Axes, curve: Curve, look: _Look, *, alone: bool) -> bool:
+@dataclass(frozen=True)
+class _Labels:
+    """In a panel's legend; empty for none."""
+
+    step: str = ""
+    mean: str = ""
+    """With the number of steps put in."""
+
+
+def _labels(panel: _Panel) -> _Labels:
+    if panel.name == REWARD:
+        return _Labels("each step", "mean of {} steps")
+    return _Labels("", "in training, mean of {} steps") if panel.name == TRAINED else _Labels()
+
+
+def _curve(axes: Axes, curve: Curve, look: _Look, labels: _Labels, faint: float) -> bool:
     """Whether there was a value to draw."""
     steps_N, values_N = np.array(curve.steps_N, dtype=float), np.array(curve.values_N, dtype=float)
     known = int(np.isfinite(values_N).sum())
@@ -172,12 +204,13 @@ def _curve(axes: Axes, curve: Curve, look: _Look, *, alone: bool) -> bool:
         return False
     style = {"color": look.colour, "linestyle": look.dashes}
     if known <= _FEW_STEPS:
-        axes.plot(steps_N, values_N, **style, linewidth=1.8, marker=look.mark, markersize=4.5)
+        label = "in training" if "training" in labels.mean else None
+        axes.plot(steps_N, values_N, **style, linewidth=1.8, marker=look.mark, markersize=4.5, label=label)
         return True
     window = 2 * (len(steps_N) // 25) + 1
-    axes.plot(steps_N, values_N, color=look.colour, linewidth=0.8, alpha=0.3 if alone else 0.12)
-    label = {"label": f"mean of {window} steps"} if alone else {}
-    axes.plot(steps_N, moving_mean(values_N, window), **style, linewidth=2.2, **label)
+    axes.plot(steps_N, values_N, color=look.colour, linewidth=0.8, alpha=faint, label=labels.step or None)
+    mean = labels.mean.format(window) or None
+    axes.plot(steps_N, moving_mean(values_N, window), **style, linewidth=2.2, label=mean)
     return True
 
 
@@ -206,43 +239,58 @@ def _evaluations(axes: Axes, run: RunCurves, look: _Look, *, alone: bool) -> boo
     return True
 
 
-def _held_out(axes: Axes, found: HeldOut, look: _Look, *, alone: bool) -> None:
-    """Base at step 0 and adapter at its own step, with 95% intervals."""
-    colour = COLOURS[2] if alone else look.colour
+def _held_out(axes: Axes, found: HeldOut, look: _Look, *, alone: bool, shift: float) -> None:
+    """Base at step 0 and adapter at its own step, with 95% intervals. ``shift`` keeps runs beside each other."""
+    if alone:
+        look = _Look(COLOURS[2], "-", "s")
     arms = (found.base, found.adapter)
-    middle = [arm.accuracy for arm in arms]
-    below = [max(0.0, arm.accuracy - arm.low) for arm in arms]
-    above = [max(0.0, arm.high - arm.accuracy) for arm in arms]
-    label = {"label": "held-out: base, trained"} if alone else {}
     axes.errorbar(
-        [0, max(found.step, 1)], middle, yerr=[below, above], fmt="s", color=colour, markersize=6, capsize=4,
-        linewidth=1.8, zorder=4, **label,
+        [shift, max(found.step, 1) + shift],
+        [arm.accuracy for arm in arms],
+        yerr=[[max(0.0, arm.accuracy - arm.low) for arm in arms], [max(0.0, arm.high - arm.accuracy) for arm in arms]],
+        fmt=look.mark, color=look.colour, markersize=6, capsize=4, linewidth=1.8, zorder=4,
+        label="held-out: base, trained" if alone else None,
     )  # fmt: skip
 
 
 def _scales(axes: Axes, panel: _Panel, runs: Sequence[RunCurves]) -> None:
     last = max(1, *(run.last_step for run in runs), *(run.held_out.step for run in runs if run.held_out))
     begin = 0 if any(run.held_out and run.held_out.measure == panel.measure for run in runs) else 1
-    room = max(0.5, 0.025 * last)
+    room = max(0.4, (0.03 if begin else 0.03 + 0.009 * (len(runs) - 1)) * last)
     axes.set_xlim(begin - room, last + room)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    if last <= _FEW_TICKS:
+        axes.set_xticks(range(begin, last + 1))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     low, high = axes.get_ylim()
+    least = _LEAST_SPAN if panel.name == TRAINED else _LEAST_SPAN * max(abs(low), abs(high))
+    if high - low < least:  # a single value, or noise in the last digits, shall not look like a change
+        low, high = (low + high - least) / 2, (low + high + least) / 2
     if panel.name == TRAINED:
-        axes.set_ylim(max(low, -0.03), min(high, 1.03))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+        low, high = max(low, -0.03), min(high, 1.03)
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    percent = panel.name == TRAINED
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:.3g}%" if percent else f"{y:.4g}"))
+    if panel.name == LOSS and low < 0 < high:
+        axes.axhline(0, color=_QUIET, linewidth=0.8, zorder=1)
+
+
+def _note(axes: Axes, text: str) -> None:
+    axes.text(
+        0.99, 0.03, text, transform=axes.transAxes, ha="right", size=9.5, color=_QUIET,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
+    )  # fmt: skip
 
 
 def _say_empty(axes: Axes, panel: _Panel, runs: Sequence[RunCurves]) -> None:
     if not any(run.last_step for run in runs):
         text = "no steps yet"
-    elif panel.name == LOSS and any(run.without_signal for run in runs):
-        text = "no step had a signal"
+    elif panel.name == LOSS and any(run.without_loss for run in runs):
+        text = "no step had a loss"
     else:
         text = "not reported"
+    axes.set_xticks([])
     axes.set_yticks([])
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", size=12, color=_QUIET)
