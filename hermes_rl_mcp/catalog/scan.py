@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Literal
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ScanProblem, ScanResult
 from hermes_rl_mcp.errors import UnknownEnvironmentError
 from hermes_rl_mcp.files import NotAFileError, read_file
+from hermes_rl_mcp.syntax import parse
 
 MAX_FILE_BYTES = 1_000_000
 """Larger files are reported, not parsed: an environment is a few hundred lines."""
@@ -147,9 +147,7 @@ def _classes_of(file: Path, root: Path) -> list[_Class]:
     except OSError as error:
         raise _Unreadable(f"cannot be read: {error.strerror or error}") from error
     try:
-        with warnings.catch_warnings():  # an odd escape in somebody's file is no news for our log
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
+        tree = parse(source)
     except SyntaxError as error:
         place = f" (line {error.lineno})" if error.lineno else ""
         raise _Unreadable(f"not valid Python: {error.msg}{place}") from error

@@ -14,6 +14,7 @@ from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 
 from hermes_rl_mcp.contracts.environments import FieldInfo, Section
 from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.syntax import parse
 
 
 def model_fields(model: type[BaseModel], section: Section) -> list[FieldInfo]:
@@ -39,7 +40,7 @@ def model_fields(model: type[BaseModel], section: Section) -> list[FieldInfo]:
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Field name to the text below it. Read when it is asked for: at import it would slow the start of every server."""
-    [body] = [node.body for node in ast.parse(dedent(getsource(model))).body if isinstance(node, ast.ClassDef)]
+    [body] = [node.body for node in parse(dedent(getsource(model))).body if isinstance(node, ast.ClassDef)]
     found = {}
     for field, text in pairwise(body):
         match field, text:
