@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import mcp.types as t
+from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
@@ -53,6 +54,7 @@ class HermesServer(MCPServer[Any]):
             subscriptions=self.notifier.bus,
         )
         self.notifier.attach(self)
+        self._lowlevel_server.add_request_handler("logging/setLevel", t.SetLevelRequestParams, self._set_level)
 
     @asynccontextmanager
     async def _lifespan(self, _: MCPServer[Any]) -> AsyncIterator[None]:
@@ -98,6 +100,8 @@ class HermesServer(MCPServer[Any]):
         except ToolError as error:
             answer = _answer(name, error)
         except MCPError as error:  # as an error of the protocol the model would not see it
+            if error.code == t.MISSING_REQUIRED_CLIENT_CAPABILITY:
+                raise  # except for this one, with which the protocol wants to be answered
             log.info("%s: the client did not put the question: %s", name, error)
             answer = failure(DeclinedError(f"could not be reached through this client ({error})"))
         secrets = secret_values(self.operations.context.operator.environ)
@@ -120,6 +124,11 @@ class HermesServer(MCPServer[Any]):
     ) -> t.GetPromptResult | t.InputRequiredResult:
         prompts.check(self._prompt_manager.get_prompt(name), name, arguments)
         return await super().get_prompt(name, arguments, context)
+
+    async def _set_level(self, ctx: ServerRequestContext[Any, Any], params: t.SetLevelRequestParams) -> t.EmptyResult:
+        """Taken, because clients up to 2025-11-25 ask for a level of their own accord and give up on an error. Nothing
+        follows from it: this server logs to stderr and to its file, not to clients."""
+        return t.EmptyResult()
 
 
 def _answer(name: str, error: ToolError) -> t.CallToolResult:

@@ -19,7 +19,7 @@ from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-RUN_ID = "0123abcd"
+RUN_ID, OTHER_ID = "0123abcd", "4567cdef"
 TOOL_ERROR = 5
 """Exit code for an answer with isError."""
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -35,16 +35,23 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("rl_list_runs", {"limit": 5}),
 ]
 """In this order; each of the ten tools."""
+PROMPTS = {
+    "train_model": "goal=longer sums",
+    "create_environment": "dataset=openai/gsm8k",
+    "diagnose_run": f"run_id={RUN_ID}",
+    "compare_runs": f"run_ids={RUN_ID},{OTHER_ID}",
+}
 
 
 @pytest.fixture
-def ended_run(environ: dict[str, str]) -> None:
+def ended_runs(environ: dict[str, str]) -> None:
     home = Home.from_environ(environ)
-    paths = home.run(RUN_ID)
-    paths.dir.mkdir(parents=True)
-    state = RunState.create(paths, first_record(home, run_request(RUN_ID)), "made")
-    state.move(RunStatus.FAILED, "test", error="broke")
-    paths.metrics.write_text('{"step": 1, "reward/mean": 0.5}\n')
+    for run_id in (RUN_ID, OTHER_ID):
+        paths = home.run(run_id)
+        paths.dir.mkdir(parents=True)
+        state = RunState.create(paths, first_record(home, run_request(run_id)), "made")
+        state.move(RunStatus.FAILED, "test", error="broke")
+        paths.metrics.write_text('{"step": 1, "reward/mean": 0.5}\n')
 
 
 class Inspector:
@@ -71,7 +78,7 @@ class Inspector:
 
 
 @pytest.fixture(params=["legacy", "modern"])
-def inspect(environ: dict[str, str], tmp_path: Path, ended_run: None, request: pytest.FixtureRequest) -> Iterator[Any]:
+def inspect(environ: dict[str, str], tmp_path: Path, ended_runs: None, request: pytest.FixtureRequest) -> Iterator[Any]:
     need_node()
     with product(environ, tmp_path / "server.log") as address:
         yield Inspector(tmp_path, request.param, "--server-url", f"{address}/mcp", "--transport", "http")
@@ -103,9 +110,6 @@ def test_the_inspector_reads_resources_and_prompts(inspect: Inspector) -> None:
     for uri in ("rl://environments/arithmetic/source", f"rl://runs/{RUN_ID}/state"):
         assert inspect("resources/read", "--uri", uri)["contents"]
     assert inspect("resources/templates/list")["resourceTemplates"]
-    prompts = inspect("prompts/list")["prompts"]
-    assert prompts
-    for prompt in prompts:
-        given = [f"{argument['name']}=x" for argument in prompt.get("arguments", []) if argument.get("required")]
-        named = [part for value in given for part in ("--prompt-args", value)]
-        assert inspect("prompts/get", "--prompt-name", prompt["name"], *named)["messages"]
+    assert {prompt["name"] for prompt in inspect("prompts/list")["prompts"]} == set(PROMPTS)
+    for name, argument in PROMPTS.items():
+        assert inspect("prompts/get", "--prompt-name", name, "--prompt-args", argument)["messages"]
