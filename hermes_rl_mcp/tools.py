@@ -15,13 +15,16 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.exports import ExportFormat
+from hermes_rl_mcp.contracts.sections import LogName, SectionName, SectionQuery
 from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.operations.fitting import content
+from hermes_rl_mcp.operations.listing import RunFilter
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.redact import redact, secret_values
-from hermes_rl_mcp.untrusted import shown_error, shown_values
+from hermes_rl_mcp.untrusted import shown_error
 
 __all__ = [
     "rl_check_status",
@@ -37,9 +40,9 @@ __all__ = [
 ]
 
 
-async def rl_list_environments() -> str:
-    """Which environments there are."""
-    return await _text(lambda ops: ops.list_environments())
+async def rl_list_environments(source: str = "", offset: int = 0, limit: int = 0) -> str:
+    """Which environments there are; with ``source`` the Python source of one."""
+    return await _text(lambda ops: ops.list_environments(limit, offset, source))
 
 
 async def rl_select_environment(name: str) -> str:
@@ -47,9 +50,9 @@ async def rl_select_environment(name: str) -> str:
     return await _text(lambda ops: ops.select_environment(name))
 
 
-async def rl_get_current_config() -> str:
-    """The selected environment's fields, with current and locked values."""
-    return await _text(lambda ops: ops.get_current_config())
+async def rl_get_current_config(text: str = "", offset: int = 0, limit: int = 0) -> str:
+    """The selected environment's fields, with current and locked values; ``text`` finds some of them."""
+    return await _text(lambda ops: ops.get_current_config(limit, offset, text))
 
 
 async def rl_edit_config(field: str, value: JsonValue, revision: int | None = None) -> str:
@@ -80,9 +83,23 @@ async def rl_start_training(
     )
 
 
-async def rl_check_status(run_id: str, wait_seconds: float = 0.0) -> str:
-    """A run's state and latest metrics; waits up to 50 s for news if asked to."""
-    return await _text(lambda ops: ops.check_status(run_id, wait_seconds))
+async def rl_check_status(
+    run_id: str,
+    wait_seconds: float = 0.0,
+    include: Sequence[SectionName] = (),
+    process: LogName = "trainer",
+    step: int | None = None,
+    offset: int = -1,
+    limit: int = 0,
+) -> str:
+    """A run's state and latest metrics; waits up to 50 s for news if asked to. ``include`` adds parts of the run; of
+    ``plot`` the text says where it is."""
+
+    async def ask(ops: Operations) -> BaseModel:
+        query = SectionQuery(offset=offset, limit=limit, step=step, process=process)
+        return await ops.check_status(run_id, wait_seconds, include=include, query=query)
+
+    return await _text(ask)
 
 
 async def rl_stop_training(run_id: str, confirm: bool = False) -> str:
@@ -90,14 +107,39 @@ async def rl_stop_training(run_id: str, confirm: bool = False) -> str:
     return await _text(lambda ops: ops.stop_training(run_id, confirm=confirm))
 
 
-async def rl_get_results(run_id: str, max_points: int = 10) -> str:
-    """A run's metrics, checkpoints and adapter."""
-    return await _text(lambda ops: ops.get_results(run_id, max_points))
+async def rl_get_results(
+    run_id: str,
+    max_points: int = 10,
+    metrics: Sequence[str] = (),
+    include: Sequence[SectionName] = (),
+    process: LogName = "trainer",
+    step: int | None = None,
+    offset: int = -1,
+    limit: int = 0,
+) -> str:
+    """A run's metrics, checkpoints and adapter; ``metrics`` chooses columns, ``include`` adds parts of the run."""
+
+    async def ask(ops: Operations) -> BaseModel:
+        query = SectionQuery(offset=offset, limit=limit, step=step, process=process)
+        return await ops.get_results(run_id, max_points, metrics, include=include, query=query)
+
+    return await _text(ask)
 
 
-async def rl_list_runs(limit: int = 50) -> str:
-    """All runs, newest first."""
-    return await _text(lambda ops: ops.list_runs(limit))
+async def rl_list_runs(
+    limit: int = 50,
+    offset: int = 0,
+    environment: str = "",
+    status: str = "",
+    model: str = "",
+    text: str = "",
+    compare: Sequence[str] = (),
+    plot: bool = False,
+) -> str:
+    """Runs that fit the filters, newest first; or those of ``compare`` side by side. A text holds no picture: ``plot``
+    is there so that both forms of the tool take the same arguments."""
+    wanted = RunFilter(environment, status, model, text)
+    return await _text(lambda ops: ops.list_runs(limit, offset, wanted=wanted, compare=compare))
 
 
 async def rl_test_inference(
@@ -106,9 +148,12 @@ async def rl_test_inference(
     models: Sequence[str] | None = None,
     test_id: str | None = None,
     wait_seconds: float = 45.0,
+    offset: int = 0,
 ) -> str:
     """Try the selected environment on real models; with ``test_id``, report on a test that was started."""
-    return await _text(lambda ops: ops.test_inference(num_steps, group_size, models, test_id, wait_seconds))
+    return await _text(
+        lambda ops: ops.test_inference(num_steps, group_size, models, test_id, wait_seconds, offset=offset)
+    )
 
 
 async def _text(call: Callable[[Operations], Awaitable[BaseModel]]) -> str:
@@ -116,7 +161,9 @@ async def _text(call: Callable[[Operations], Awaitable[BaseModel]]) -> str:
     try:
         operations = Operations.from_environ(os.environ)
         secrets = secret_values(operations.context.operator.environ)
-        content = shown_values((await call(operations)).model_dump(mode="json"))
+        answer = content(await call(operations))
     except HermesRLError as error:
-        content = shown_error(error)
-    return json.dumps(redact(content, secrets), indent=2, ensure_ascii=False, default=str)
+        answer = shown_error(error)
+    except ValidationError as error:
+        answer = {"error": f"Arguments are not valid: {error.errors(include_url=False)[0]['msg']}."}
+    return json.dumps(redact(answer, secrets), indent=2, ensure_ascii=False, default=str)

@@ -14,8 +14,8 @@ from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, PreflightE
 
 MAX_CHARS = 4_000
 """Of one string inside a result; all of it is in the file it came from."""
-MAX_ANSWER_CHARS = 24_000
-"""Of an answer's text: several clients refuse more than 25,000 tokens, and a model has to read it."""
+MAX_ANSWER_CHARS = 20_000
+"""Of an answer's text: a model has to read it, and this is under 8,000 tokens also where it is mostly figures."""
 QUOTE = "| "
 """Before each further line of a text with several, so that no line of it passes for one of ours."""
 

@@ -32,7 +32,7 @@ from hermes_rl_mcp.redact import redact, redact_field, redact_text, secret_value
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 45.0
 """An environment may import datasets or torch on a slow disk; one that loads data at import is broken."""
 _MESSAGE_BYTES = 65_536
 """Of the child's output, which may be a flood; the traceback is at its end."""

@@ -188,7 +188,9 @@ async def _work(demo: _Run, view: View, agent: _Agent) -> None:
     await anyio.lowlevel.checkpoint()
     view.says(f"run {started.run_id}: {started.status}")
     await _follow(demo, view, agent, started.run_id)
-    demo.results = await agent.call(GetResults, "rl_get_results", run_id=started.run_id, max_points=HISTORY_POINTS)
+    demo.results = await agent.call(
+        GetResults, "rl_get_results", run_id=started.run_id, max_points=HISTORY_POINTS, metrics=["reward/"]
+    )
     view.results(demo.results, [(row.step, row.values) for row in demo.results.history])
     view.farewell(demo.results, demo.seconds)
 
@@ -270,7 +272,7 @@ class _Agent:
         self._view = view
 
     async def call(self, model: type[ResultT], tool: str, **arguments: JsonValue) -> ResultT:
-        self._view.call(tool, {k: v for k, v in arguments.items() if k != "max_points"})
+        self._view.call(tool, {k: v for k, v in arguments.items() if k not in ("max_points", "metrics")})
         return await self._ask(model, tool, arguments)
 
     async def check(self, run_id: str) -> CheckStatus:

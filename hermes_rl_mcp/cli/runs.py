@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -20,7 +21,7 @@ from hermes_rl_mcp.cli import curve
 from hermes_rl_mcp.cli.text import duration, flagged, number, printable
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults, ListEnvironments, ListRuns
 from hermes_rl_mcp.contracts.runs import UNREADABLE, has_ended
-from hermes_rl_mcp.operations import environments, evaluation, status, training
+from hermes_rl_mcp.operations import environments, evaluation, listing, status, training
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.settings import load_settings
@@ -28,7 +29,8 @@ from hermes_rl_mcp.operations.settings import load_settings
 STOP_TIMEOUT_S = 90.0
 """Three processes, each with a bounded wait after TERM; beyond it the stop goes on without us."""
 POLL_S = 0.3
-ALL_STEPS = 1_000_000
+ALL_STEPS, ALL_CHARS = 1_000_000, 10**9
+"""A terminal has room: what keeps an agent's answers short does not hold here."""
 _STYLES = {"completed": "green", "running": "cyan", "failed": "red", "interrupted": "red", UNREADABLE: "red"}
 
 
@@ -38,7 +40,7 @@ def context(environ: Mapping[str, str]) -> Context:
 
 
 def listed(at: Context, limit: int) -> ListRuns:
-    return anyio.run(training.list_runs, at, limit)
+    return anyio.run(partial(listing.list_runs, at, limit, page_chars=ALL_CHARS))
 
 
 def shown(at: Context, run_id: str) -> tuple[CheckStatus, GetResults]:
@@ -67,7 +69,7 @@ def stop(at: Context, run_id: str, *, wait: bool) -> str:
 
 
 def catalog(at: Context) -> ListEnvironments:
-    return anyio.run(environments.list_environments, at)
+    return anyio.run(partial(environments.list_environments, at, page_chars=ALL_CHARS))
 
 
 def print_list(console: Console, runs: ListRuns) -> None:

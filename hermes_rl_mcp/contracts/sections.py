@@ -13,7 +13,7 @@ from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.records import RolloutLine
 from hermes_rl_mcp.contracts.runs import Event
 
-SectionName = Literal["metrics", "rollouts", "log", "plot", "checkpoints", "diagnosis", "events"]
+SectionName = Literal["metrics", "rollouts", "log", "plot", "checkpoints", "diagnosis", "events", "config"]
 LogName = Literal["api", "trainer", "env", "supervisor"]
 
 
@@ -34,6 +34,8 @@ class MetricsPage(Page):
 
     rows: list[dict[str, JsonValue]]
     spread: bool
+    key_metrics_only: bool = False
+    """The others are left out, so that the rows cover the run; an offset shows all of them."""
 
 
 class RolloutsPage(Page):
@@ -52,6 +54,12 @@ class LogPage(Page):
     """A window of one process's log: untrusted text."""
 
     process: LogName
+    text: str
+
+
+class TextPage(Page):
+    """Part of a file; offsets are in characters."""
+
     text: str
 
 
@@ -90,6 +98,8 @@ class PlotInfo(BaseModel):
     steps: int
     curves: list[str]
     """Metric names that had values to draw."""
+    error: str | None = None
+    """Why there is no picture."""
 
 
 class Sections(BaseModel):
@@ -102,6 +112,10 @@ class Sections(BaseModel):
     checkpoints: CheckpointsPage | None = None
     diagnosis: Diagnosis | None = None
     events: EventsPage | None = None
+    config: TextPage | None = None
+    """``config.yaml``, secrets masked."""
+    missing: dict[str, str] = Field(default_factory=dict)
+    """Parts that cannot be read, and why."""
 
 
 class SectionQuery(BaseModel):

@@ -22,22 +22,31 @@ from hermes_rl_mcp.contracts.results import (
     ListEnvironments,
     LockedConfigField,
     SelectEnvironment,
+    SourcePage,
 )
 from hermes_rl_mcp.errors import EnvironmentFileError, NotSelectedError
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.fitting import PAGE_CHARS, size, sliced
+from hermes_rl_mcp.operations.sections import text_page
 from hermes_rl_mcp.paths import bundled_environments
 from hermes_rl_mcp.redact import is_reference, redact, redact_field
 from hermes_rl_mcp.runs.configuration.checks import check_edit, check_value, problems
 from hermes_rl_mcp.runs.configuration.fields import coerce_library_value, invalid
-from hermes_rl_mcp.runs.configuration.resolve import Resolution, resolve
+from hermes_rl_mcp.runs.configuration.resolve import Resolution, ResolvedField, resolve
 from hermes_rl_mcp.runs.configuration.session import Edit, Session
 
 TIPS = [
     "Use rl_select_environment(name) to choose one; the file's stem works as well.",
-    "Read the source through the resource rl://environments/{name}/source, or at file_path.",
+    "Read the source with rl_list_environments(source=name), as rl://environments/{name}/source, or at file_path.",
     "Try it with rl_test_inference before training, then change its settings with rl_edit_config.",
 ]
+
+
+_PROBLEMS = 20
+"""Of files that cannot be read, in one answer."""
+_CONFIG_CHARS = 18_500
+"""Of the fields in one answer, which has little besides; those of the environments here fit at once."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,35 @@ def source_of(context: Context, info: EnvironmentInfo) -> str:
     raise EnvironmentFileError(f"{file} lies in no folder of environments.")
 
 
-async def list_environments(context: Context) -> ListEnvironments:
-    """rl_list_environments."""
+async def list_environments(
+    context: Context, limit: int = 0, offset: int = 0, source: str = "", page_chars: int = PAGE_CHARS
+) -> ListEnvironments:
+    """rl_list_environments: a page of them (``limit`` 0 is as many as fit), or of the source text of one."""
     found = await catalog(context)
+    if source:
+        return await _source(context, find(found.environments, source), limit, offset)
+    page = sliced([size(info.model_dump(mode="json")) for info in found.environments], offset, limit, page_chars)
+    problems = found.problems[:_PROBLEMS]
     return ListEnvironments(
-        environments=found.environments, count=len(found.environments), tips=TIPS, problems=found.problems
+        environments=found.environments[page.first : page.last],
+        count=len(found.environments),
+        tips=TIPS,
+        problems=problems,
+        truncated=page.next_offset is not None or len(problems) < len(found.problems),
+        next_offset=page.next_offset,
+    )
+
+
+async def _source(context: Context, info: EnvironmentInfo, limit: int, offset: int) -> ListEnvironments:
+    text = await anyio.to_thread.run_sync(source_of, context, info)
+    page = text_page(text, offset, limit)
+    return ListEnvironments(
+        environments=[info],
+        count=1,
+        tips=[],
+        source=SourcePage(name=info.name, file_path=info.file_path, **page.model_dump()),
+        truncated=page.truncated,
+        next_offset=page.next_offset,
     )
 
 
@@ -122,47 +155,45 @@ def located(found: Sequence[EnvironmentInfo], name: str, file_path: str, class_n
     return find(found, name)  # the class was renamed within its file, or this server searches other folders
 
 
-async def get_current_config(context: Context) -> CurrentConfig:
-    """rl_get_current_config."""
+async def get_current_config(context: Context, limit: int = 0, offset: int = 0, text: str = "") -> CurrentConfig:
+    """rl_get_current_config: a page of the fields, those that can be changed first; ``limit`` 0 is as many as fit.
+
+    ``text`` leaves those that have it in name or description, without regard to case.
+    """
     now = await selected(context)
-    configurable: list[ConfigField] = []
-    locked: list[LockedConfigField] = []
-    for field in now.resolution.fields.values():
-        value, default = field.shown, redact_field(field.name, field.default)
-        if field.name == "wandb_name" and field.managed:
-            value = now.session.wandb_name
-        if field.locked:
-            locked.append(
-                LockedConfigField(
-                    name=field.name,
-                    type=field.info.type,
-                    default=default,
-                    description=field.info.description,
-                    current_value=value,
-                    locked_value=value,
-                )
-            )
-        else:
-            configurable.append(
-                ConfigField(
-                    name=field.name,
-                    type=field.info.type,
-                    default=default,
-                    description=field.info.description,
-                    current_value=value,
-                    ceiling=field.ceiling,
-                )
-            )
+    fields = [_shown(now, field) for field in now.resolution.fields.values()]
+    wanted = text.lower()
+    fields = [field for field in fields if wanted in f"{field.name} {field.description}".lower()]
+    fields.sort(key=lambda field: isinstance(field, LockedConfigField))
+    page = sliced([size(field.model_dump(mode="json")) for field in fields], offset, limit, _CONFIG_CHARS)
+    rows = fields[page.first : page.last]
     context.viewer.revision = now.session.revision
     return CurrentConfig(
         environment=now.info.name,
-        configurable_fields=configurable,
-        locked_fields=locked,
+        count=len(fields),
+        configurable_fields=[field for field in rows if not isinstance(field, LockedConfigField)],
+        locked_fields=[field for field in rows if isinstance(field, LockedConfigField)],
         tip=_tip(now.resolution),
         profile=context.settings.profile.name,
         revision=now.session.revision,
         run_limits=context.settings.limits.model_dump(exclude_none=True),
+        truncated=page.next_offset is not None,
+        next_offset=page.next_offset,
     )
+
+
+def _shown(now: Selected, field: ResolvedField) -> ConfigField:
+    value = now.session.wandb_name if field.name == "wandb_name" and field.managed else field.shown
+    rest = {
+        "name": field.name,
+        "type": field.info.type,
+        "default": redact_field(field.name, field.default),
+        "description": field.info.description,
+        "current_value": value,
+    }
+    if field.locked:
+        return LockedConfigField.model_validate({**rest, "locked_value": value})
+    return ConfigField.model_validate({**rest, "ceiling": field.ceiling})
 
 
 async def edit_config(context: Context, field: str, value: JsonValue, revision: int | None = None) -> EditConfig:
@@ -188,6 +219,7 @@ async def edit_config(context: Context, field: str, value: JsonValue, revision: 
         value=shown,
         config=redact(session.edits),
         revision=session.revision,
+        environment=now.info.name,
     )
 
 

@@ -23,6 +23,7 @@ from hermes_rl_mcp.files import make_private_dir, private, read_file, write_atom
 from hermes_rl_mcp.operations.children import helper_environ
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.environments import Selected, selected
+from hermes_rl_mcp.operations.fitting import size, sliced
 from hermes_rl_mcp.operations.inference_records import TEST_ID, TestPaths, TestRequest, TestState, initial_state
 from hermes_rl_mcp.runs.configuration.checks import check_model
 from hermes_rl_mcp.runs.process import is_alive
@@ -31,6 +32,10 @@ from hermes_rl_mcp.runs.request import BUILTIN, env_values, model_path
 MODEL_TIMEOUT_S = 600.0
 """Per model once it is loaded, as in the original."""
 _POLL_S = 0.25
+_READ_RESERVE_S = 2.5
+"""Kept for reading and answering."""
+_GROUPS_CHARS = 10_000
+"""Of all groups in one answer; logs and errors of up to eight models come besides."""
 _RUNNER_START_S = 30.0
 """A runner that has not said who it is by then never started."""
 
@@ -43,16 +48,21 @@ async def test_inference(
     test_id: str | None = None,
     wait_seconds: float = 45.0,
     progress: Progress = no_progress,
+    offset: int = 0,
 ) -> TestInference:
-    """With ``test_id`` it reports on that test, else it starts a new one; then waits for its end, but not for long."""
+    """With ``test_id`` it reports on that test, else it starts a new one; then waits for its end, but not for long.
+
+    Groups of each model are shown from ``offset`` on, as many as fit.
+    """
+    began = time.monotonic()
     paths = TestPaths(_folder(context, test_id)) if test_id else await _start(context, num_steps, group_size, models)
-    deadline = time.monotonic() + min(max(wait_seconds, 0.0), MAX_WAIT_S)
+    deadline = began + min(max(wait_seconds, 0.0), MAX_WAIT_S - _READ_RESERVE_S)  # the start counts as waiting
     next_note = time.monotonic()
     while True:
         state = await anyio.to_thread.run_sync(_read, context, paths)
         left_s = deadline - time.monotonic()
         if state.result.status != "running" or left_s <= 0:
-            return _with_hint(state.result)
+            return _page(_with_hint(state.result), offset)
         if time.monotonic() >= next_note:
             next_note = time.monotonic() + PROGRESS_S
             done = sum(test.total_completions for test in state.result.models_tested)
@@ -206,3 +216,21 @@ def _with_hint(result: TestInference) -> TestInference:
         return result
     text = f"Still running: {result.message}. Call rl_test_inference(test_id='{result.test_id}') to go on waiting."
     return result.model_copy(update={"message": text})
+
+
+def _page(result: TestInference, offset: int) -> TestInference:
+    """The same groups of every model, so that one offset goes on with all of them."""
+    tests = result.models_tested
+    most = max((len(test.steps) for test in tests), default=0)
+    sizes = [
+        sum(size(test.steps[i].model_dump(mode="json")) for test in tests if i < len(test.steps)) for i in range(most)
+    ]
+    page = sliced(sizes, offset, 0, _GROUPS_CHARS)
+    shown = [test.model_copy(update={"steps": test.steps[page.first : page.last]}) for test in tests]
+    return result.model_copy(
+        update={
+            "models_tested": shown,
+            "truncated": page.next_offset is not None,
+            "next_offset": page.next_offset,
+        }
+    )

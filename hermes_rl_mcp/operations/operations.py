@@ -24,10 +24,13 @@ from hermes_rl_mcp.contracts.results import (
     StopTraining,
     TestInference,
 )
+from hermes_rl_mcp.contracts.sections import SectionName, SectionQuery
 from hermes_rl_mcp.errors import InvalidValueError
-from hermes_rl_mcp.operations import environments, starting, status, training
+from hermes_rl_mcp.operations import environments, listing, starting, status, training
 from hermes_rl_mcp.operations.asking import Caller
 from hermes_rl_mcp.operations.context import Context, Progress, no_progress
+from hermes_rl_mcp.operations.listing import RunFilter
+from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.settings import Flags, Operator, load_settings
 
 
@@ -42,14 +45,14 @@ class Operations:
         """With settings from flags, variables and ``$HERMES_HOME/.env``. Raises InvalidValueError."""
         return cls(load_settings(environ, flags))
 
-    async def list_environments(self) -> ListEnvironments:
-        return await environments.list_environments(self.context)
+    async def list_environments(self, limit: int = 0, offset: int = 0, source: str = "") -> ListEnvironments:
+        return await environments.list_environments(self.context, limit, offset, source)
 
     async def select_environment(self, name: str) -> SelectEnvironment:
         return await environments.select_environment(self.context, name)
 
-    async def get_current_config(self) -> CurrentConfig:
-        return await environments.get_current_config(self.context)
+    async def get_current_config(self, limit: int = 0, offset: int = 0, text: str = "") -> CurrentConfig:
+        return await environments.get_current_config(self.context, limit, offset, text)
 
     async def edit_config(self, field: str, value: JsonValue, revision: int | None = None) -> EditConfig:
         return await environments.edit_config(self.context, field, value, revision)
@@ -78,18 +81,47 @@ class Operations:
         return await starting.start_export(self.context, export_of, export_format, caller, confirm)
 
     async def check_status(
-        self, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress
+        self,
+        run_id: str,
+        wait_seconds: float = 0.0,
+        progress: Progress = no_progress,
+        *,
+        include: Sequence[SectionName] = (),
+        query: SectionQuery = SectionQuery(),
     ) -> CheckStatus:
-        return await status.check_status(self.context, run_id, wait_seconds, progress)
+        return await status.check_status(self.context, run_id, wait_seconds, progress, include, query)
 
     async def stop_training(self, run_id: str, *, caller: Caller | None = None, confirm: bool = False) -> StopTraining:
         return await training.stop_training(self.context, run_id, caller, confirm)
 
-    async def get_results(self, run_id: str, max_points: int = 10) -> GetResults:
-        return await training.get_results(self.context, run_id, max_points)
+    async def get_results(
+        self,
+        run_id: str,
+        max_points: int = 10,
+        metrics: Sequence[str] = (),
+        *,
+        include: Sequence[SectionName] = (),
+        query: SectionQuery = SectionQuery(),
+    ) -> GetResults:
+        return await training.get_results(
+            self.context, run_id, max_points, metrics, include, query, training.HISTORY_CHARS
+        )
 
-    async def list_runs(self, limit: int = 50) -> ListRuns:
-        return await training.list_runs(self.context, limit)
+    async def list_runs(
+        self,
+        limit: int = listing.DEFAULT_LIMIT,
+        offset: int = 0,
+        *,
+        wanted: RunFilter = RunFilter(),
+        compare: Sequence[str] = (),
+    ) -> ListRuns:
+        return await listing.list_runs(self.context, limit, offset, wanted, compare)
+
+    async def plot(self, run_ids: Sequence[str]) -> bytes:
+        """A PNG of the curves of one run, or of several side by side. Raises HermesRLError."""
+        from hermes_rl_mcp.operations.plots import plot_png  # seldom used, and the server must start fast
+
+        return await plot_png(self.context, *[await RunReader.open(self.context, run_id) for run_id in run_ids])
 
     async def test_inference(
         self,
@@ -99,9 +131,10 @@ class Operations:
         test_id: str | None = None,
         wait_seconds: float = 45.0,
         progress: Progress = no_progress,
+        offset: int = 0,
     ) -> TestInference:
         from hermes_rl_mcp.operations import inference  # seldom used, and the server must start fast
 
         return await inference.test_inference(
-            self.context, num_steps, group_size, models, test_id, wait_seconds, progress
+            self.context, num_steps, group_size, models, test_id, wait_seconds, progress, offset
         )

@@ -26,9 +26,9 @@ from hermes_rl_mcp.operations.environments import Selected, selected
 from hermes_rl_mcp.operations.estimating import Forecast, forecast
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.resume import Continuation, continuation
+from hermes_rl_mcp.operations.side_by_side import flat
 from hermes_rl_mcp.operations.training import logs
 from hermes_rl_mcp.paths import claims_dir
-from hermes_rl_mcp.redact import redact
 from hermes_rl_mcp.runs import claims, launch
 from hermes_rl_mcp.runs.configuration.checks import problems
 from hermes_rl_mcp.runs.configuration.session import Session
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 START_WAIT_S = 10.0
 """rl_start_training answers when the supervisor has written its first record, which takes about a second."""
-MEASURE_S, DRY_MEASURE_S = 5.0, 45.0
-"""From the call to the end of a measurement of the machine: a start answers within 10 s, a dry run within a minute."""
+MEASURE_S, DRY_MEASURE_S = 5.0, 35.0
+"""From the call to the end of a measurement of the machine: a start answers within 10 s, a dry run within 50."""
 
 
 @dataclass(frozen=True)
@@ -242,18 +242,11 @@ def _planned(context: Context, plan: _Plan) -> StartTraining:
 
 
 def _started(context: Context, request: RunRequest, record: RunRecord) -> StartTraining:
-    values: dict[str, JsonValue] = {
-        **request.server_values,
-        **request.trainer.model_dump(mode="json"),
-        **request.env,
-        "model_name": request.base_model,
-        "server_type": request.server_type,
-    }
     return StartTraining(
         run_id=request.run_id,
         status=record.status.value,
         environment=request.environment,
-        config=redact(values),
+        config=flat(request),
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         config_path=str(context.home.run(request.run_id).config),

@@ -2,13 +2,15 @@
 
 The limit is kept on disk per run, so restarting the server does not lift it. It delays metrics, never a change of
 state, never a run that ended, and an unknown run id leaves no trace. A stall that begins or ends and a new flag are
-changes of state.
+changes of state. Parts that are included beside a repeated snapshot tell nothing newer than it does: only ``events``,
+which are changes of state, come through; the others are named in ``withheld``.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import anyio
@@ -18,13 +20,24 @@ from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.estimates import Estimate
 from hermes_rl_mcp.contracts.results import CheckStatus, StatusMetrics
 from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
+from hermes_rl_mcp.contracts.sections import SectionName, SectionQuery
 from hermes_rl_mcp.files import make_private_dir, read_file, write_atomic
 from hermes_rl_mcp.operations.context import MAX_WAIT_S, PROGRESS_S, Context, Progress, no_progress
 from hermes_rl_mcp.operations.reading import RunReader
-from hermes_rl_mcp.operations.training import logs
+from hermes_rl_mcp.operations.sections import next_offset, sections, truncated
+from hermes_rl_mcp.operations.training import logs, named
 
 log = logging.getLogger(__name__)
 
+PLOT_RESERVE_S = 15.0
+"""Kept of a call's time when a plot is to be drawn after the wait."""
+_READ_RESERVE_S = 2.5
+"""Kept for reading and answering: a call with the longest wait, too, ends within MAX_WAIT_S."""
+_SHORT_LIMIT_S = 2.0
+"""A limit that ends within this time is waited out when parts are asked for."""
+_CLOCKS_S = 0.05
+"""The limit is of the wall clock, waiting of the monotonic one."""
+_UNLIMITED: tuple[SectionName, ...] = ("events",)
 _PACE_KNOWN = 3
 """Steps from which on the pace alone is believed."""
 _PACE_STEPS = 10
@@ -42,15 +55,24 @@ class LastCheck(BaseModel):
 
 
 async def check_status(
-    context: Context, run_id: str, wait_seconds: float = 0.0, progress: Progress = no_progress
+    context: Context,
+    run_id: str,
+    wait_seconds: float = 0.0,
+    progress: Progress = no_progress,
+    include: Sequence[SectionName] = (),
+    query: SectionQuery = SectionQuery(),
 ) -> CheckStatus:
     """With ``wait_seconds`` it returns as soon as state, flags or step differ from the last answer, else when time is
-    up."""
-    deadline = time.monotonic() + min(max(wait_seconds, 0.0), MAX_WAIT_S)
-    reader = await RunReader.open(context, run_id)
+    up. ``include`` adds parts of the run, as far as the limit allows fresh ones."""
+    most = MAX_WAIT_S - (PLOT_RESERVE_S if "plot" in include else _READ_RESERVE_S)
+    deadline = time.monotonic() + min(max(wait_seconds, 0.0), most)
+    reader = await RunReader.open(context, await named(context, run_id))
+    run_id = reader.record.run_id
     last = _last_check(context, run_id)
     found = await anyio.to_thread.run_sync(reader.flags)
     seen = _seen(last, reader, found)
+    if include and (limited_s := _limited_s(context, last, reader.record)) <= _SHORT_LIMIT_S:
+        deadline = max(deadline, time.monotonic() + limited_s + _CLOCKS_S)
     while True:
         limited_s = _limited_s(context, last, reader.record)
         changed = seen.state_changed(reader, found)
@@ -62,10 +84,23 @@ async def check_status(
         await reader.wait(min(left_s, PROGRESS_S, limited_s or PROGRESS_S), for_steps=limited_s == 0)
         found = await anyio.to_thread.run_sync(reader.flags)
     if limited_s > 0 and last is not None and not changed:
-        return _repeated(last.snapshot, limited_s)
+        withheld = [name for name in dict.fromkeys(include) if name not in _UNLIMITED]
+        told = _repeated(last.snapshot, limited_s, withheld)
+        return await _with_parts(context, reader, told, [name for name in include if name in _UNLIMITED], query)
     answer = await anyio.to_thread.run_sync(snapshot, context, reader, found)
     await anyio.to_thread.run_sync(_remember, context, answer)
-    return answer
+    return await _with_parts(context, reader, answer, include, query)
+
+
+async def _with_parts(
+    context: Context, reader: RunReader, answer: CheckStatus, include: Sequence[SectionName], query: SectionQuery
+) -> CheckStatus:
+    if not include:
+        return answer
+    parts = await sections(context, reader, include, query)
+    return answer.model_copy(
+        update={"sections": parts, "truncated": truncated(parts), "next_offset": next_offset(parts)}
+    )
 
 
 def snapshot(context: Context, reader: RunReader, flags: list[Flag] | None = None) -> CheckStatus:
@@ -141,14 +176,20 @@ def _limited_s(context: Context, last: LastCheck | None, record: RunRecord) -> f
     return max(0.0, context.settings.profile.status_interval_s - age)
 
 
-def _repeated(shown: CheckStatus, limited_s: float) -> CheckStatus:
+def _repeated(shown: CheckStatus, limited_s: float, withheld: list[SectionName]) -> CheckStatus:
     wait = f"{limited_s / 60:.0f} minutes" if limited_s >= 120 else f"{max(limited_s, 0.1):.1f} seconds"
+    message = (
+        f"Rate limited. Next check available in {wait}; this repeats the last snapshot. "
+        "A change of state is shown at once. Training takes a while: do something else meanwhile."
+    )
+    if withheld:
+        message += f" Not included until then: {', '.join(withheld)}."
     return shown.model_copy(
         update={
             "rate_limited": True,
             "next_check_in_seconds": round(limited_s, 3),
-            "message": f"Rate limited. Next check available in {wait}; this repeats the last snapshot. "
-            "A change of state is shown at once. Training takes a while: do something else meanwhile.",
+            "message": message,
+            "withheld": withheld,
         }
     )
 

@@ -1,29 +1,33 @@
-"""Stopping, listing and summing up runs. The runs themselves are detached supervisors; see runs/."""
+"""Stopping and summing up runs. The runs themselves are detached supervisors; see runs/."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import anyio
 from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.contracts.exports import ExportState
-from hermes_rl_mcp.contracts.results import (
-    GetResults,
-    HistoryRow,
-    ListRuns,
-    RunLogs,
-    RunSummary,
-    StopTraining,
-)
+from hermes_rl_mcp.contracts.results import GetResults, HistoryRow, RunLogs, RunSummary, StopTraining
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus, Starter
-from hermes_rl_mcp.errors import ConfirmationError, UnreadableRunError
+from hermes_rl_mcp.contracts.sections import SectionName, SectionQuery
+from hermes_rl_mcp.errors import ConfirmationError, NotFoundError, UnreadableRunError
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.actual import actual
 from hermes_rl_mcp.operations.asking import Caller, is_anothers, stop_question
 from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.fitting import rounded, size, spread
 from hermes_rl_mcp.operations.reading import RunReader
+from hermes_rl_mcp.operations.sections import KEY_METRICS, next_offset, sections, truncated
 from hermes_rl_mcp.runs import launch
 
+LATEST = "latest"
+"""In place of a run's id where nothing is changed: the run that was started last."""
+HISTORY_CHARS = 11_000
+"""Of an answer's history as JSON: ten steps with all their metrics."""
+_LEAST_HISTORY_CHARS = 2_500
 _META_KEYS = ("step", "time")
 
 
@@ -79,12 +83,28 @@ def _exports(context: Context, run_id: str) -> list[ExportState]:
     return exports(context, run_id)
 
 
-async def get_results(context: Context, run_id: str, max_points: int = 10) -> GetResults:
-    """rl_get_results. Works at any time; a run that goes on shows what it has so far."""
-    reader = await RunReader.open(context, run_id)
-    record = reader.record
+async def get_results(
+    context: Context,
+    run_id: str,
+    max_points: int = 10,
+    metrics: Sequence[str] = (),
+    include: Sequence[SectionName] = (),
+    query: SectionQuery = SectionQuery(),
+    history_chars: int | None = None,
+) -> GetResults:
+    """rl_get_results. Works at any time; a run that goes on shows what it has so far.
+
+    ``metrics`` names the columns of the history, a name that ends in ``/`` all of that group. Within ``history_chars``
+    of JSON it has the metrics that matter most, or fewer steps.
+    """
+    reader = await RunReader.open(context, await named(context, run_id))
+    run_id, record = reader.record.run_id, reader.record
     lines = await anyio.to_thread.run_sync(reader.metrics)
     flags = await anyio.to_thread.run_sync(reader.flags)
+    parts = await sections(context, reader, include, query) if include else None
+    if parts is not None and history_chars is not None:
+        history_chars = max(_LEAST_HISTORY_CHARS, history_chars - size(parts.model_dump(mode="json")))
+    shown = history(lines, max_points, metrics, history_chars)
     summary = reader.trainer_summary()
     rewards = [line.get("reward/mean") for line in lines]
     checkpoints = [str(checkpoint.path) for checkpoint in context.runs.checkpoints(run_id)]
@@ -96,7 +116,7 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         final_metrics=lines[-1] if lines else {},
-        history=[_row(lines[i]) for i in spread(len(lines), max_points)],
+        history=shown.rows,
         steps=len(lines),
         total_steps=record.total_steps,
         base_model=record.base_model,
@@ -116,30 +136,66 @@ async def get_results(context: Context, run_id: str, max_points: int = 10) -> Ge
         estimate=await anyio.to_thread.run_sync(reader.estimate),
         actual=actual(record, lines, summary),
         exports=await anyio.to_thread.run_sync(_exports, context, run_id),
+        sections=parts,
+        truncated=shown.cut or truncated(parts),
+        next_offset=next_offset(parts),
     )
 
 
-async def list_runs(context: Context, limit: int = 50) -> ListRuns:
-    """rl_list_runs: newest first, unreadable ones included."""
-    return await anyio.to_thread.run_sync(_list_runs, context, limit)
+class History(NamedTuple):
+    """Rows of a run's history, and whether there would have been more within what was asked for."""
+
+    rows: list[HistoryRow]
+    cut: bool
 
 
-def _list_runs(context: Context, limit: int) -> ListRuns:
-    found = context.runs.list()
-    rows: list[RunSummary] = []
-    for entry in found[:limit]:
-        if isinstance(entry, RunRecord):
-            rows.append(_summary(context, entry))
-        else:
-            rows.append(
-                RunSummary(
-                    run_id=entry.run_id, environment="", status=entry.label, wandb_run_name="", note=entry.reason
-                )
-            )
-    return ListRuns(runs=rows, count=len(found))
+def history(
+    lines: Sequence[dict[str, JsonValue]], most: int, names: Sequence[str] = (), chars: int | None = None
+) -> History:
+    """At most ``most`` steps, evenly spaced, first and last included."""
+    chosen = list(names)
+    rows = _rows(lines, most, chosen)
+    if chars is None or _size(rows) <= chars:
+        return History(rows, False)
+    chosen = chosen or [*KEY_METRICS]
+    while True:
+        rows = _rows(lines, most, chosen)
+        if most == 1 or _size(rows) <= chars:
+            return History(rows, True)
+        most = max(1, min(most - 1, most * chars // _size(rows)))
 
 
-def _summary(context: Context, record: RunRecord) -> RunSummary:
+def _rows(lines: Sequence[dict[str, JsonValue]], most: int, names: Sequence[str]) -> list[HistoryRow]:
+    return [_row(lines[i], names) for i in spread(len(lines), most)]
+
+
+def _row(line: dict[str, JsonValue], names: Sequence[str]) -> HistoryRow:
+    step = line.get("step")
+    groups = tuple(name for name in names if name.endswith("/"))
+    kept = {
+        name: value
+        for name, value in line.items()
+        if name not in _META_KEYS and (not names or name in names or (groups and name.startswith(groups)))
+    }
+    return HistoryRow(step=step if isinstance(step, int) else 0, values=rounded(kept))
+
+
+def _size(rows: Sequence[HistoryRow]) -> int:
+    return size([row.model_dump(mode="json") for row in rows])
+
+
+async def named(context: Context, run_id: str) -> str:
+    """``run_id``, or the newest run's if it is ``latest``. Raises NotFoundError if there is none."""
+    if run_id != LATEST:
+        return run_id
+    found = await anyio.to_thread.run_sync(context.runs.list)
+    for run in found:
+        if isinstance(run, RunRecord):
+            return run.run_id
+    raise NotFoundError("There are no runs yet, so there is no latest one.", hint="Call rl_start_training first.")
+
+
+def summary(context: Context, record: RunRecord) -> RunSummary:
     last = context.runs.latest(record.run_id) or {}
     reward = last.get("reward/mean")
     step = last.get("step")
@@ -169,23 +225,7 @@ def logs(context: Context, run_id: str) -> RunLogs:
     return RunLogs.model_validate(paths)
 
 
-def spread(count: int, most: int) -> list[int]:
-    """At most ``most`` evenly spaced indices below ``count``, the first and the last included."""
-    if count <= most:
-        return list(range(count))
-    if most == 1:
-        return [count - 1]
-    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
-
-
 def mean(values: list[JsonValue]) -> float | None:
     """Of the numbers among them; None if there is none."""
     numbers = [float(value) for value in values if isinstance(value, int | float)]
     return sum(numbers) / len(numbers) if numbers else None
-
-
-def _row(line: dict[str, JsonValue]) -> HistoryRow:
-    step = line.get("step")
-    return HistoryRow(
-        step=step if isinstance(step, int) else 0, values={k: v for k, v in line.items() if k not in _META_KEYS}
-    )

@@ -9,15 +9,15 @@ against the tool's output schema even then, so every published schema also admit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import mcp.types as t
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.operations.fitting import content, fitted
 from hermes_rl_mcp.redact import redact, redact_text
-from hermes_rl_mcp.untrusted import MAX_ANSWER_CHARS, quoted_values, shown, shown_error, shown_values
+from hermes_rl_mcp.untrusted import MAX_ANSWER_CHARS, quoted_values, shown, shown_error
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -35,26 +35,37 @@ class ErrorPayload(BaseModel):
     locked_value: JsonValue = None
 
 
-def success(render: Callable[[Answer], str], result: Answer) -> t.CallToolResult:
-    """``result`` as text and as structured content: escaped, cut to length, and quotes marked as such in both."""
-    content = shown_values(result.model_dump(mode="json"))
-    text = shown(render(type(result).model_validate(quoted_values(content))), MAX_ANSWER_CHARS)
-    return t.CallToolResult(content=[t.TextContent(type="text", text=text)], structured_content=content)
+def success(
+    render: Callable[[Answer], str],
+    result: Answer,
+    links: Sequence[t.ResourceLink] = (),
+    images: Sequence[t.ImageContent] = (),
+    note: str | None = None,
+) -> t.CallToolResult:
+    """``result`` as text and as structured content: escaped, cut to length, and quotes marked as such in both.
+
+    The text comes first; ``links`` lead to resources that go on where it ends.
+    """
+    structured = content(result)
+    said = render(type(result).model_validate(quoted_values(structured)))
+    text = shown("\n".join(filter(None, (said, note))), MAX_ANSWER_CHARS)
+    blocks: list[t.ContentBlock] = [t.TextContent(type="text", text=text), *images, *links]
+    return t.CallToolResult(content=blocks, structured_content=structured)
 
 
 def masked(answer: t.CallToolResult, secrets: Sequence[str]) -> t.CallToolResult:
     """The same without ``secrets``, wherever in it a program, a log or a file may have put one."""
-    content = [
+    blocks = [
         t.TextContent(type="text", text=redact_text(block.text, secrets)) if isinstance(block, t.TextContent) else block
         for block in answer.content
     ]
     structured = redact(answer.structured_content, secrets)
-    return answer.model_copy(update={"content": content, "structured_content": structured})
+    return answer.model_copy(update={"content": blocks, "structured_content": structured})
 
 
 def failure(error: HermesRLError) -> t.CallToolResult:
     """What happened, what to do next, and what there is to choose from."""
-    payload = ErrorPayload.model_validate(shown_error(error))
+    payload = ErrorPayload.model_validate(fitted(shown_error(error)))
     text = quoted_values(f"{payload.error} {payload.hint or ''}".strip())
     for key in ("available", "available_fields", "active_runs", "valid_values", "allowed_models"):
         if values := error.details.get(key):
@@ -93,13 +104,3 @@ def _failed(text: str, payload: ErrorPayload) -> t.CallToolResult:
         structured_content=payload.model_dump(mode="json", exclude_unset=True),
         is_error=True,
     )
-
-
-def admit_errors(schema: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
-    """The output schema of a result, widened so that an error's payload (a JSON schema, too) fits it as well."""
-    widened = deepcopy(schema)
-    properties = widened.setdefault("properties", {})
-    for name, part in payload["properties"].items():
-        properties.setdefault(name, {key: value for key, value in part.items() if key not in ("title", "default")})
-    widened["anyOf"] = [{"required": widened.pop("required", [])}, {"required": payload["required"]}]
-    return widened

@@ -31,7 +31,7 @@ HOSTILE = (
 
 
 def text_of(answer: Any) -> str:
-    [block] = answer.content
+    [block] = [block for block in answer.content if block.type == "text"]
     return str(block.text)
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from full_run import full_run
 from mcp_rig import environment_file, in_memory
 from test_security_answers import RUN, hostile_run
 
@@ -30,7 +31,11 @@ async def test_they_have_the_names_arguments_and_defaults_of_the_tools(environ: 
             assert set(parameters) == set(properties), name
             for argument, part in properties.items():
                 default = parameters[argument].default
-                assert part.get("default", inspect.Parameter.empty) == default, (name, argument)
+                required = argument in tool.input_schema.get("required", [])
+                assert required is (default is inspect.Parameter.empty), (name, argument)
+                if not required:  # what is empty by default is published without one
+                    assert part.get("default", default) == default, (name, argument)
+                    assert "default" in part or default in (None, "", ()), (name, argument)
 
 
 @pytest.mark.anyio
@@ -74,3 +79,25 @@ async def test_settings_that_make_no_sense_are_an_error_in_the_text(
 ) -> None:
     monkeypatch.setenv("HERMES_RL_PROFILE", "nope")
     assert "hermes, local" in json.loads(await tools.rl_list_runs())["hint"]
+
+
+@pytest.mark.anyio
+async def test_they_take_what_the_tools_take_and_answer_the_same(
+    process_environ: dict[str, str], tmp_path: Path
+) -> None:
+    full_run(process_environ, RUN)
+    full_run(process_environ, "0123abce", environment="other")
+    await tools.rl_select_environment("gsm8k")
+    async with in_memory(process_environ) as call:
+        for name, arguments in (
+            ("rl_list_environments", {"source": "gsm8k", "offset": 100, "limit": 500}),
+            ("rl_get_current_config", {"text": "length", "limit": 2}),
+            ("rl_get_results", {"run_id": RUN, "metrics": ["reward/"], "include": ["rollouts", "events"], "limit": 1}),
+            ("rl_list_runs", {"environment": "other"}),
+            ("rl_list_runs", {"compare": [RUN, "0123abce"]}),
+            ("rl_check_status", {"run_id": RUN, "include": ["log"], "process": "env", "offset": 3, "limit": 9}),
+        ):
+            said = json.loads(await getattr(tools, name)(**arguments))
+            assert said == await call(name, **arguments), name
+    assert "rollouts" in json.loads(await tools.rl_get_results(RUN, include=["weights"]))["valid_values"]  # type: ignore[list-item]
+    assert "greater than" in json.loads(await tools.rl_get_results(RUN, limit=-1))["error"]
