@@ -97,20 +97,12 @@ async def test_a_data_set_of_the_hub_is_seen_without_fetching_all_of_it(
         online = {**environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
         told = context(online)
         found = await datasets.describe(told, "own/parquet", limit=1)
-        last = await datasets.describe(told, "own/parquet", limit=5, offset=28)
         assert [(split.name, split.rows) for split in found.splits] == [("train", 30)]
         assert found.columns[1].type == "list[{role: string, content: string}]"
         assert found.rows == [{"question": "0?", "messages": [{"role": "user", "content": "0"}]}]
-        assert (found.next_offset, [row["question"] for row in last.rows], last.next_offset) == (
-            1,
-            ["28?", "29?"],
-            None,
-        )
+        assert found.next_offset == 1
         few = await datasets.describe(told, "own/configured/few")
         assert (few.config, few.configs, few.split, few.splits[0].rows) == ("few", ["main", "few"], "test", 50)
-        with pytest.raises(NotFoundError) as unknown:
-            await datasets.describe(told, "own/configured/none")
-        assert unknown.value.details["available"] == ["main", "few"]
 
 
 @pytest.mark.slow
@@ -125,6 +117,11 @@ async def test_what_the_hub_does_not_give_is_said_with_what_to_do(
         assert (main.config, main.split) == ("main", "train")
         assert main.splits[0].rows_estimated
         assert 140 <= (main.splits[0].rows or 0) <= 160
+        with pytest.raises(NotFoundError) as unknown:
+            await datasets.describe(told, "own/configured/none")
+        assert unknown.value.details["available"] == ["main", "few"]
+        last = await datasets.describe(told, "own/parquet", limit=5, offset=28)
+        assert ([row["question"] for row in last.rows], last.next_offset) == (["28?", "29?"], None)
         with pytest.raises(NotFoundError, match="no split 'test'"):
             await datasets.describe(told, "own/configured", "test")
         with pytest.raises(NotFoundError, match="HF_TOKEN"):
