@@ -11,16 +11,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 import torch
 import yaml
 from peft import PeftModel
+from run_parts import run_request
 from run_weights import EVIL, RUN_ID, make_run
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hermes_rl_mcp.contracts.records import ArmScore, Evaluation, ExportRecord
-from hermes_rl_mcp.errors import HermesRLError, InvalidValueError, PreflightError
-from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.contracts.runs import RunStatus
+from hermes_rl_mcp.errors import ConfirmationError, HermesRLError, InvalidValueError, PreflightError
+from hermes_rl_mcp.operations.operations import Operations
+from hermes_rl_mcp.paths import Home, RunPaths
+from hermes_rl_mcp.runs.runconfig import first_record
 from trainer.export import check
 from trainer.export.__main__ import export, parse
 from trainer.export.check import ExportError
@@ -320,3 +325,37 @@ def test_the_command_exports_checks_and_says_so(environ: dict[str, str], base: P
     assert again.returncode == 1 and "--force" in again.stderr and not again.stdout
     unknown = command("deadbeef")
     assert unknown.returncode == 1 and "hermes-rl runs list" in unknown.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_an_export_by_tool_gives_the_same_and_replaces_its_folder_only_with_a_persons_word(
+    environ: dict[str, str], base: Path
+) -> None:
+    home = Home(Path(environ["HERMES_HOME"]))
+    paths = RunPaths(make_run(home, base))
+    request = run_request(RUN_ID, base_model=str(base), model_path=str(base))
+    paths.request.write_text(request.model_dump_json())
+    record = first_record(home, request).model_copy(update={"status": RunStatus.COMPLETED})
+    paths.record.write_text(record.model_dump_json())
+
+    async def exported(*, confirm: bool) -> ExportRecord:
+        begun = await Operations.from_environ(environ).start_training(export_of=RUN_ID, confirm=confirm)
+        assert begun.export is not None and begun.export.status == "running"
+        with anyio.fail_after(100):
+            while True:
+                [export] = (await Operations.from_environ(environ).get_results(RUN_ID)).exports
+                if export.status != "running":
+                    break
+                await anyio.sleep(0.1)
+        assert export.status == "completed", export
+        return ExportRecord.model_validate_json((Path(export.path) / "export.json").read_text())
+
+    first = await exported(confirm=False)
+    assert (first.format, first.step) == ("adapter", 4)
+    assert first.check.error_max < 1e-5 < first.check.moved_max
+    with pytest.raises(ConfirmationError, match="Replace the export"):
+        await Operations.from_environ(environ).start_training(export_of=RUN_ID)
+    second = await exported(confirm=True)
+    assert second.created_at > first.created_at and second.files.keys() == first.files.keys()
+    assert [path.name for path in home.exports.iterdir()] == [f"{RUN_ID}-step-4-adapter"]
