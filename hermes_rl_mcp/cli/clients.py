@@ -37,7 +37,6 @@ _FOR_US = (
     *("HERMES_RL_ALLOW_HOSTS", "HERMES_RL_INFERENCE_BASE_URL", "HERMES_RL_INFERENCE_MODEL"),
     *("HERMES_RL_PATH", "HERMES_RL_CLAIMS_DIR"),
 )
-_FLAGS_OF_HTTP = [option.flag_name for option in OPTIONS if option.name in _OF_HTTP]
 _FILES_AND_FOLDERS = [option for option in OPTIONS if option.metavar in ("FILE", "FOLDER")]
 _PATH_FLAGS = {option.flag_name for option in _FILES_AND_FOLDERS}
 _PATH_VARIABLES = {option.variable for option in _FILES_AND_FOLDERS} | {
@@ -118,13 +117,9 @@ def server_command() -> list[str]:
 def entry(client: Client, variables: Mapping[str, str], flags: Sequence[str]) -> dict[str, JsonValue]:
     """What starts our server, as ``client`` wants it written. The transport is named: a setting may say another one.
 
-    Raises InvalidValueError for flags of a server that a client cannot start.
+    Raises InvalidValueError for flags that the server does not have, or that no client can start it with.
     """
-    for flag in _FLAGS_OF_HTTP:
-        if any(given.partition("=")[0] == flag for given in flags):
-            raise InvalidValueError(
-                f"{flag} is for a server over HTTP.", hint=f"Start that yourself: {COMMAND} {' '.join(flags)}"
-            )
+    _check_flags(flags)
     command, *arguments = server_command()
     kind: dict[str, JsonValue] = {"type": "stdio"} if client.typed else {}
     return {
@@ -153,6 +148,17 @@ def surroundings(environ: Mapping[str, str], in_file: Mapping[str, str]) -> Surr
         else:
             variables[name] = _absolute(value) if name in _PATH_VARIABLES else value
     return Surroundings(variables, left_out)
+
+
+def _check_flags(flags: Sequence[str]) -> None:
+    known = {option.flag_name: option for option in OPTIONS}
+    for name in [flag.partition("=")[0] for flag in flags if flag.startswith("-")]:
+        if name not in known:
+            raise InvalidValueError(f"{COMMAND} has no flag {name}.", hint=f"{COMMAND} --help lists them.")
+        if known[name].name in _OF_HTTP:
+            raise InvalidValueError(
+                f"{name} is for a server over HTTP.", hint=f"Start that yourself: {COMMAND} {' '.join(flags)}"
+            )
 
 
 def absolute_flags(flags: Sequence[str]) -> list[str]:

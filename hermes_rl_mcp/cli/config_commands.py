@@ -77,7 +77,7 @@ def config_unset(key: Annotated[str, typer.Argument(help="Name.")]) -> None:
 Write = Annotated[bool, typer.Option("--write", help="Put it into the client's file; a copy of what was there stays.")]
 File = Annotated[str | None, typer.Option("--file", help="Another file, such as a project's .mcp.json.")]
 Name = Annotated[str, typer.Option(help="What the client calls the server.")]
-Flags = Annotated[list[str] | None, typer.Argument(help="Flags of hermes-rl-mcp, behind --.", metavar="[-- FLAGS]")]
+Flags = Annotated[list[str] | None, typer.Argument(help="Flags of hermes-rl-mcp, behind --.", metavar="-- FLAGS")]
 
 
 @config_app.command("claude-desktop", rich_help_panel=_CLIENTS)

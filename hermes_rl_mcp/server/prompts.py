@@ -20,6 +20,7 @@ from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import catalog
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.reading import RunReader
+from hermes_rl_mcp.server.tool_texts import icon
 from hermes_rl_mcp.untrusted import shown
 
 _MAX_CHARS = 1_000
@@ -32,7 +33,7 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
     """Adds the four prompts to ``server``."""
     context = operations.context
 
-    @server.prompt(title="Train a model, step by step")
+    @server.prompt(title="Train a model, step by step", icons=_icon("M4 18l5-6 4 3 7-9M20 12V6h-6"))
     async def train_model(
         goal: Annotated[str, Field(description="What the model should get better at.")],
         environment: Annotated[str, Field(description="Environment, if you know which.")] = "",
@@ -43,7 +44,7 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
             await _check_environment(context, environment)
         return _training(_typed(goal), _typed(environment), _typed(model))
 
-    @server.prompt(title="Create an environment from a data set")
+    @server.prompt(title="Create an environment from a data set", icons=_icon("M4 5h16v14H4zM12 9v6M9 12h6"))
     async def create_environment(
         dataset: Annotated[str, Field(description="Hub id, or a file or folder below one that the server may read.")],
         task: Annotated[str, Field(description="What is asked and what counts as right, if you know.")] = "",
@@ -51,7 +52,7 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
         """Look at a data set, then write, check and try an environment that poses its rows as problems."""
         return _environment(_typed(dataset), _typed(task), context.settings.env_dirs)
 
-    @server.prompt(title="Find out what is wrong with a run")
+    @server.prompt(title="Find out what is wrong", icons=_icon("M10 4a6 6 0 1 1 0 12 6 6 0 1 1 0-12M15 15l5 5"))
     async def diagnose_run(
         run_id: Annotated[str, Field(description="8 hex characters.")],
     ) -> str:
@@ -59,7 +60,7 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
         await _check_run(context, run_id)
         return _diagnosis(run_id)
 
-    @server.prompt(title="Compare runs")
+    @server.prompt(title="Compare runs", icons=_icon("M4 20h16M8 16V8M16 16V4"))
     async def compare_runs(
         run_ids: Annotated[str, Field(description="Two to six run ids, separated by commas.")],
     ) -> str:
@@ -104,6 +105,10 @@ async def _check_run(context: Context, run_id: str) -> None:
 
 def _refused(error: HermesRLError) -> MCPError:
     return MCPError(code=t.INVALID_PARAMS, message=shown(str(error), _MAX_CHARS))
+
+
+def _icon(path: str) -> list[t.Icon]:
+    return [t.Icon(src=icon(path), mime_type="image/svg+xml")]
 
 
 def _typed(text: str) -> str:

@@ -53,6 +53,7 @@ async def test_four_prompts_say_what_they_are_for_and_what_they_need(with_runs: 
         assert set(listed) == set(ARGUMENTS)
         for name, one in listed.items():
             assert one.title
+            assert one.icons
             assert one.description
             assert {argument.name for argument in one.arguments or ()} == set(ARGUMENTS[name])
             assert all(argument.description for argument in one.arguments or ())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_rl_mcp.cli import client_files, jsonc, yamlplaces
@@ -99,6 +99,8 @@ def test_flags_keep_their_meaning_in_another_folder_and_those_of_http_are_refuse
     for flag in ("--transport", "--port=9", "--token-file"):
         with pytest.raises(InvalidValueError, match="over HTTP"):
             entry_of("cursor", flag)
+    with pytest.raises(InvalidValueError, match="has no flag --read-onyl"):
+        entry_of("cursor", "--read-onyl")
 
 
 JSON_FILES = [
@@ -305,6 +307,7 @@ _json_values = st.recursive(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     st.dictionaries(st.text(), _json_values, max_size=4),
     st.dictionaries(st.text(), _json_values, max_size=3),
@@ -320,6 +323,7 @@ def test_any_json_object_can_be_added_to(
     assert json.loads(made) == jsonc.parse(made).value == expected
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(alphabet="abc:# '\"-", max_size=4), _json_values, max_size=3), st.booleans())
 def test_any_yaml_mapping_is_added_to_or_refused(rest: dict[str, Any], flow: bool) -> None:
     text = yaml.safe_dump(rest, default_flow_style=flow, allow_unicode=True)
