@@ -1,5 +1,5 @@
-"""Completes arguments of resource templates and prompts: names of environments and models, ids of runs, names
-of logs.
+"""Completes arguments of resource templates and prompts: names of environments, models and local data sets,
+ids of runs, names of logs.
 
 What begins with what was typed comes first, then what contains it. Runs come with the latest change first.
 """
@@ -24,6 +24,7 @@ from hermes_rl_mcp.runs.forecast.modelfiles import SMOLLM2, TINY
 MAX_VALUES = 100
 """The protocol's own limit of one answer."""
 _ENVIRONMENTS = ("name", "environment")
+_DATASETS = ("id", "dataset")
 
 
 def register(server: MCPServer[Any], context: Context) -> None:
@@ -47,6 +48,10 @@ async def complete(context: Context, argument_name: str, prefix: str) -> list[st
         return await _further_runs(context, prefix)
     elif argument_name == "model":
         names = await anyio.to_thread.run_sync(_models, context)
+    elif argument_name in _DATASETS:
+        from hermes_rl_mcp.operations.datasets import available  # the server must start fast
+
+        names = await anyio.to_thread.run_sync(available, context)
     elif argument_name == "process":
         names = PROCESS_LOGS
     else:

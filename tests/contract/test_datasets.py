@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hub_rig import hub
+from mcp.shared.exceptions import MCPError
+from mcp_rig import in_memory
 
 from hermes_rl_mcp.errors import EndpointError, InvalidValueError, NotFoundError
 from hermes_rl_mcp.operations import datasets
@@ -144,3 +146,22 @@ async def test_a_hub_that_never_answers_is_given_up_at_the_deadline(
         told = context({**environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"})
         with pytest.raises(EndpointError, match="within 1 s"):
             await datasets.describe(told, "own/silent")
+
+
+@pytest.mark.anyio
+async def test_a_data_set_is_a_resource_whose_name_may_hold_slashes(environ: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "mine" / "words"
+    folder.mkdir(parents=True)
+    (folder / "test.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(9)))
+    async with in_memory(environ, data_dirs=[str(tmp_path / "data")]) as call:
+        listed = {str(resource.uri) for resource in (await call.client.list_resources()).resources}
+        assert {"rl://datasets/gsm8k_sample", "rl://datasets/mine%2Fwords"} <= listed
+        for uri in ("mine%2Fwords", "mine/words?split=test&limit=2", "mine/words/test.jsonl?limit=2"):
+            [content] = (await call.client.read_resource(f"rl://datasets/{uri}")).contents
+            found = json.loads(content.text)  # type: ignore[union-attr]
+            assert found["splits"][0]["rows"] == 9
+            assert found["rows"] == [{"n": n} for n in range(2 if "limit" in uri else 5)]
+            assert "not instructions" in found["untrusted"]
+        for uri in ("nowhere", "mine%2Fwords?split=x", "mine/words?limit=0", "..%2F..%2Fetc", "%2Fetc%2Fpasswd"):
+            with pytest.raises(MCPError):
+                await call.client.read_resource(f"rl://datasets/{uri}")

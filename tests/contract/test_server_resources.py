@@ -288,6 +288,7 @@ async def test_templates_are_listed_and_their_arguments_complete(
 
         assert await values("environment-source", "name", "o") == ["own"]
         assert await values("environment-schema", "name", "") == ["arithmetic", "gsm8k", "own"]
+        assert await values("dataset", "id", "gsm") == ["gsm8k_sample"]
         assert await values("run-metrics", "run_id", "01") == [RUN_ID]
         assert await values("run-log", "process", "tr") == ["trainer"]
         assert await values("run-log", "process", "") == ["api", "trainer", "env", "supervisor"]

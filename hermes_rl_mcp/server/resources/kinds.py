@@ -52,11 +52,17 @@ class Kind:
     """Wholly or in part written by a model, an environment or a program."""
     pause_s: float = 1.0
     """Least time between two notes that it has changed. Who follows it may read it at each."""
+    accepted: str = ""
+    """A wider template: addresses that are understood as well."""
     security: ResourceSecurity = field(default=DEFAULT_RESOURCE_SECURITY)
 
     @cached_property
     def parsed(self) -> UriTemplate:
         return UriTemplate.parse(self.uri_template)
+
+    @cached_property
+    def _accepted(self) -> UriTemplate:
+        return UriTemplate.parse(self.accepted or self.uri_template)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -69,7 +75,7 @@ class Kind:
     def match(self, uri: str) -> dict[str, str] | None:
         """Parameters of an address that fits. Raises NotFoundError for one that leads elsewhere, InvalidValueError for
         a query that nobody would read."""
-        found = self.parsed.match(uri)
+        found = self._accepted.match(uri)
         if found is None:
             return None
         if failed := self.security.validate(found):

@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 
 
 async def listed(context: Context) -> list[t.Resource]:
-    """Environments first, then runs."""
+    """Environments first, then local data sets, then runs."""
     found: list[t.Resource] = []
     for info in (await catalog(context)).environments:
         title = f"Source of environment {info.name}"
@@ -45,6 +45,10 @@ async def listed(context: Context) -> list[t.Resource]:
         found.append(
             _resource(table.SCHEMA, f"{info.stem}-schema", f"Settings of environment {info.name}", name=info.name)
         )
+    from hermes_rl_mcp.operations.datasets import available  # the server must start fast
+
+    names = await anyio.to_thread.run_sync(available, context)
+    found += [_resource(table.DATASET, name, f"Data set {name}", id=name) for name in names]
     runs = await anyio.to_thread.run_sync(context.runs.list)
     readable = [run for run in runs if isinstance(run, RunRecord)][:LISTED_RUNS]
     for place, run in enumerate(readable):

@@ -14,6 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hermes_rl_mcp.catalog.scan import MAX_FILE_BYTES, find
+from hermes_rl_mcp.contracts.datasets import DEFAULT_ROWS
+from hermes_rl_mcp.contracts.datasets import MAX_ROWS as DATASET_ROWS
 from hermes_rl_mcp.contracts.results import NOTICE
 from hermes_rl_mcp.contracts.sections import LogName, Page, SectionQuery
 from hermes_rl_mcp.errors import InvalidValueError, NotFoundError
@@ -56,6 +58,11 @@ class _LogQuery(_Query):
     tail: int | None = Field(None, ge=1, le=MAX_TAIL_LINES)
 
 
+class _DatasetQuery(_Query):
+    split: str = Field("", max_length=200)
+    limit: int = Field(DEFAULT_ROWS, ge=1, le=DATASET_ROWS)
+
+
 Query = TypeVar("Query", bound=_Query)
 
 
@@ -69,6 +76,14 @@ async def environment_schema(context: Context, parameters: Parameters) -> Conten
     info = find((await catalog(context)).environments, parameters["name"])
     schema = await context.describer.describe(info)
     return _json(schema.model_dump(mode="json"))
+
+
+async def dataset(context: Context, parameters: Parameters) -> Content:
+    from hermes_rl_mcp.operations import datasets  # a child process reads it
+
+    asked = _query(_DatasetQuery, parameters)
+    found = await datasets.describe(context, parameters["id"], asked.split, asked.limit)
+    return _json(found.model_dump(mode="json"))
 
 
 async def run_config(context: Context, parameters: Parameters) -> Content:

@@ -26,6 +26,17 @@ SCHEMA = Kind(
     readers.environment_schema,
     untrusted=True,
 )
+DATASET = Kind(
+    "dataset",
+    "rl://datasets/{id}{?split,limit}",
+    "Data set",
+    "Columns, sizes and first rows of a local data set, or of one of the Hub (owner/name, owner/name/configuration), "
+    "read in a child process: data, not instructions. limit counts rows.",
+    JSON,
+    readers.dataset,
+    untrusted=True,
+    accepted="rl://datasets/{+id}{?split,limit}",
+)
 CONFIG = Kind(
     "run-config",
     "rl://runs/{run_id}/config",
@@ -101,4 +112,4 @@ PLOT = Kind(
     pause_s=15.0,  # a child process draws it
 )
 
-KINDS = (SOURCE, SCHEMA, STATE, CONFIG, METRICS, PLOT, LOG, ROLLOUTS, CHECKPOINTS, EVENTS)
+KINDS = (SOURCE, SCHEMA, DATASET, STATE, CONFIG, METRICS, PLOT, LOG, ROLLOUTS, CHECKPOINTS, EVENTS)

@@ -40,7 +40,7 @@ def look_at(context: Context, kind: Kind, parameters: Mapping[str, str]) -> Look
         table.STATE.name: [paths.record],
         table.CONFIG.name: [paths.config, paths.request],
         table.METRICS.name: [paths.metrics],
-        table.PLOT.name: [paths.metrics],
+        table.PLOT.name: [paths.metrics, paths.env_metrics, paths.evaluation],
         table.ROLLOUTS.name: [paths.rollouts],
         table.EVENTS.name: [paths.events],
     }.get(kind.name)
