@@ -31,7 +31,7 @@ _SHOWN = 5
 def folders(home: Home, claims: Path) -> Iterator[Finding]:
     """Writable, and closed to other users."""
     fix = "Set HERMES_HOME to a folder that you may write to."
-    yield _writable("HERMES_HOME", home.root, fix)
+    yield _writable("home folder", home.root, fix)
     private = [path for path in (home.rl, home.logs, home.env_file) if path.exists() and _others_may(path)]
     for path in private:
         mode = "600" if path == home.env_file else "700"

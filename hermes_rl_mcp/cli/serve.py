@@ -70,13 +70,23 @@ def _what(at: Context, wanted: Wanted) -> list[str]:
 
 
 def _models(program: Program, address: str) -> list[str]:
-    """Their names once requests are answered; none if the program ends before."""
+    """Their names once requests are answered; none if the program ends before. Says what is being waited for."""
+    phase = "starting"
+    _say(phase)
     with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
         while program.running():
-            if _get(client, "/health").get("status") == "ok":
+            health = _get(client, "/health")
+            if (now := str(health.get("phase") or phase)) != phase:
+                _say(phase := now)
+            if health.get("status") == "ok":
                 return [str(one["id"]) for one in _get(client, "/v1/models").get("data", [])]
             time.sleep(_POLL_S)
     return []
+
+
+def _say(phase: str) -> None:
+    sys.stderr.write(printable(f"{phase} ...\n"))
+    sys.stderr.flush()
 
 
 def _get(client: httpx.Client, path: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_sec_30_a_sound_machine_has_no_problem_and_the_real_torch_is_asked(envir
     assert (problems, done.returncode) == ([], 0)
     assert findings["torch"]["found"].startswith("2.") and "device" in findings
     assert "mcp 2." in findings["versions"]["found"] and "torch 2." in findings["versions"]["found"]
-    assert {"memory", "disk", "HERMES_HOME", "privacy", "claims folder", "leftover processes", "client"} <= set(
+    assert {"memory", "disk", "home folder", "privacy", "claims folder", "leftover processes", "client"} <= set(
         findings
     )
     assert "... asking torch" in done.stderr
@@ -87,7 +87,7 @@ def test_every_line_has_its_verdict_and_every_fault_its_remedy(light: dict[str, 
     lines = done.stdout.splitlines()
     assert all(line.startswith(("ok ", "warning ", "problem ", " ")) for line in lines[:-1])
     assert lines[-1].endswith("problems: see above.")
-    at = next(i for i, line in enumerate(lines) if line.startswith("problem  HERMES_HOME"))
+    at = next(i for i, line in enumerate(lines) if line.startswith("problem  home folder"))
     assert lines[at + 1].strip() == "Set HERMES_HOME to a folder that you may write to."
 
 
