@@ -19,7 +19,6 @@ from hermes_rl_mcp.contracts.runs import RunRecord
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.environments import catalog
 from hermes_rl_mcp.paths import PROCESS_LOGS
-from hermes_rl_mcp.runs.forecast.modelfiles import SMOLLM2, TINY
 
 MAX_VALUES = 100
 """The protocol's own limit of one answer."""
@@ -74,6 +73,8 @@ async def _further_runs(context: Context, typed: str) -> list[str]:
 
 def _models(context: Context) -> list[str]:
     """Embedded ones and names that the operator allows, then those of earlier runs."""
+    from hermes_rl_mcp.runs.forecast.modelfiles import SMOLLM2, TINY  # not before it is asked for
+
     patterns = context.settings.profile.allowed_models
     embedded = [name for name in (TINY, SMOLLM2) if any(fnmatchcase(name, pattern) for pattern in patterns)]
     named = [name for name in patterns if not set(name) & set("*?[")]

@@ -236,6 +236,13 @@ def test_what_the_user_added_to_our_entry_stays() -> None:
     ] == {**entry_of("hermes"), "timeout": 60}
 
 
+@pytest.mark.parametrize("name", ["cursor", "hermes"])
+def test_an_entry_that_says_the_same_in_another_form_is_left_as_it_is(name: str) -> None:
+    client = CLIENTS[name]
+    text = json.dumps({client.container: {"hermes-rl": entry_of(name)}}, separators=(",", ": "))
+    assert merged(client, text, "hermes-rl", entry_of(name)) == text
+
+
 def test_a_new_file_is_its_owners_alone_and_the_same_entry_again_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "new" / "mcp.json"
     done = write(CLIENTS["cursor"], file, "hermes-rl", entry_of("cursor"))
