@@ -1,7 +1,7 @@
 """Small files that are replaced as a whole, lines and ends of files that grow, and the wall clock of records.
 
-Invariant: a reader, also one after a power failure, finds the old text or the new one, never a part. What is made here
-is its owner's alone (0600, folders 0700), whatever the umask.
+Invariant: a reader finds the old text or the new one, never a part; after a power failure, too, unless the caller does
+not need that. What is made here is its owner's alone (0600, folders 0700), whatever the umask.
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ def make_private_dir(path: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_atomic(path: Path, text: str | bytes) -> None:
-    """Replaces ``path``. After a failure it is as it was and nothing is left beside it."""
-    with _written_aside(path, text) as aside:
+def write_atomic(path: Path, text: str | bytes, *, durable: bool = True) -> None:
+    """Replaces ``path``. After a failure it is as it was and nothing is left beside it.
+
+    Not ``durable``: does not wait for the disk, for what may be empty after a power failure.
+    """
+    with _written_aside(path, text, durable=durable) as aside:
         os.replace(aside, path)
-    _sync_folder(path.parent)
+    if durable:
+        _sync_folder(path.parent)
 
 
 def create_once(path: Path, text: str) -> bool:
@@ -154,15 +158,16 @@ def trim_log(path: Path, max_bytes: int, keep_bytes: int) -> bool:
 
 
 @contextmanager
-def _written_aside(path: Path, text: str | bytes) -> Iterator[Path]:
-    """A synced file beside ``path`` that holds ``text``; what is left of it goes after the block."""
+def _written_aside(path: Path, text: str | bytes, *, durable: bool = True) -> Iterator[Path]:
+    """A (synced) file beside ``path`` that holds ``text``; what is left of it goes after the block."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     aside = Path(name)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         yield aside
     finally:
         aside.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import ast
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -31,13 +32,16 @@ Base = Literal["hermes_rl_mcp", "atroposlib"]
 
 @dataclass(frozen=True)
 class _Class:
-    """One class statement, with its bases resolved to (module, class name) through the file's imports."""
+    """What matters of one class statement; bases are resolved to (module, class name) through the file's imports."""
 
     file: Path
     module: str
-    node: ast.ClassDef
+    name: str
     bases: tuple[tuple[str, str], ...]
-    module_doc: str
+    own_name: str | None
+    """Its attribute ``name``."""
+    doc: str
+    """Its own docstring, else that of its module."""
 
 
 def scan(bundled: Path | None, user_dirs: Sequence[Path]) -> ScanResult:
@@ -85,23 +89,22 @@ def _scan_folder(root: Path, source: Source, problems: list[ScanProblem]) -> lis
             problems.append(ScanProblem(file_path=str(file), reason=str(error)))
             continue
         for item in found:
-            classes[(item.module, item.node.name)] = item
+            classes[(item.module, item.name)] = item
     modules = {item.module for item in classes.values()}
     environments: dict[tuple[str, str], Base] = {}
     parents: set[tuple[str, str]] = set()
     for key, item in classes.items():
         base = _environment_base(item, classes, modules, frozenset())
-        if base is not None and item.node.name != _ROOT_CLASS:
+        if base is not None and item.name != _ROOT_CLASS:
             environments[key] = base
     for key in environments:
         parents.update(parent for parent in _parents(classes[key], classes, modules) if parent in environments)
     infos = []
     for key, base in environments.items():
         item = classes[key]
-        name = _name_attribute(item.node)
-        if name is None and key in parents:
+        if item.own_name is None and key in parents:
             continue  # only a base for others
-        infos.append(_info(item, name, base, source))
+        infos.append(_info(item, base, source))
     return infos
 
 
@@ -137,15 +140,27 @@ class _Unreadable(Exception):
     """Why one file was not read."""
 
 
-def _classes_of(file: Path, root: Path) -> list[_Class]:
+def _classes_of(file: Path, root: Path) -> tuple[_Class, ...]:
     try:
         if not file.is_file():
             raise _Unreadable("not a regular file")
+        state = file.stat()
+    except OSError as error:
+        raise _Unreadable(f"cannot be read: {error.strerror or error}") from error
+    return _classes_in(file, root, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _classes_in(file: Path, root: Path, state: tuple[int, ...]) -> tuple[_Class, ...]:
+    """Parsing takes a hundred times as long as asking whether a file has changed (``state``), and lists are asked for
+    often."""
+    try:
         source = read_file(file, MAX_FILE_BYTES, inside=root)
     except NotAFileError as error:
         raise _Unreadable(error.reason) from error
     except OSError as error:
         raise _Unreadable(f"cannot be read: {error.strerror or error}") from error
+    module = ".".join(file.relative_to(root).with_suffix("").parts)
     try:
         tree = parse(source)
     except SyntaxError as error:
@@ -153,14 +168,20 @@ def _classes_of(file: Path, root: Path) -> list[_Class]:
         raise _Unreadable(f"not valid Python: {error.msg}{place}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise _Unreadable(f"not valid Python: {str(error) or type(error).__name__}") from error
-    module = ".".join(file.relative_to(root).with_suffix("").parts)
     imported = _imports(tree, module)
-    doc = ast.get_docstring(tree) or ""
-    return [
-        _Class(file, module, node, tuple(_base_names(node, module, imported)), doc)
+    module_doc = ast.get_docstring(tree) or ""
+    return tuple(
+        _Class(
+            file=file,
+            module=module,
+            name=node.name,
+            bases=tuple(_base_names(node, module, imported)),
+            own_name=_name_attribute(node),
+            doc=ast.get_docstring(node) or module_doc,
+        )
         for node in _walk_classes(tree)
         if not node.name.startswith("_")
-    ]
+    )
 
 
 def _walk_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
@@ -244,13 +265,13 @@ def _local(module: str, modules: set[str]) -> str | None:
 def _environment_base(
     item: _Class, classes: dict[tuple[str, str], _Class], modules: set[str], seen: frozenset[tuple[str, str]]
 ) -> Base | None:
-    key = (item.module, item.node.name)
+    key = (item.module, item.name)
     if key in seen:  # a cycle in broken source
         return None
     for module, name in item.bases:
         local = _local(module, modules)
         parent = classes.get((local, name)) if local else None
-        if parent is not None and name != item.node.name:
+        if parent is not None and name != item.name:
             if base := _environment_base(parent, classes, modules, seen | {key}):
                 return base
         elif name == _ROOT_CLASS or (name.endswith("BaseEnv") and module.startswith(("hermes_rl_mcp", "atroposlib"))):
@@ -275,12 +296,12 @@ def _name_attribute(node: ast.ClassDef) -> str | None:
     return None
 
 
-def _info(item: _Class, name: str | None, base: Base, source: Source) -> EnvironmentInfo:
-    doc = ast.get_docstring(item.node) or item.module_doc
-    first_line = doc.strip().splitlines()[0].strip() if doc.strip() else f"Environment from {item.file.name}"
+def _info(item: _Class, base: Base, source: Source) -> EnvironmentInfo:
+    doc = item.doc.strip()
+    first_line = doc.splitlines()[0].strip() if doc else f"Environment from {item.file.name}"
     return EnvironmentInfo(
-        name=name or item.file.stem,
-        class_name=item.node.name,
+        name=item.own_name or item.file.stem,
+        class_name=item.name,
         file_path=str(item.file.absolute()),
         description=first_line if _is_text(first_line) else ascii(first_line),
         stem=item.file.stem,

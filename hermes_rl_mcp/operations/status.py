@@ -209,7 +209,8 @@ def _remember(context: Context, answer: CheckStatus) -> None:
     try:
         make_private_dir(context.home.checks)
         path = context.home.checks / f"{answer.run_id}.json"
-        write_atomic(path, LastCheck(at=context.clock(), snapshot=answer).model_dump_json())
+        text = LastCheck(at=context.clock(), snapshot=answer).model_dump_json()
+        write_atomic(path, text, durable=False)
     except OSError as error:  # a full disk must not hide a run's state
         log.warning("cannot store the time of this check: %s", error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping
+from functools import cache
 from inspect import cleandoc, getsource
 from itertools import pairwise
 from textwrap import dedent
@@ -17,8 +18,9 @@ from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.syntax import parse
 
 
-def model_fields(model: type[BaseModel], section: Section) -> list[FieldInfo]:
-    """A pydantic class as fields for people."""
+@cache
+def model_fields(model: type[BaseModel], section: Section) -> tuple[FieldInfo, ...]:
+    """A pydantic class as fields for people. Nobody changes them: they are those of every caller."""
     schema = model.model_json_schema()
     texts = _docstrings(model)
     fields = []
@@ -35,7 +37,7 @@ def model_fields(model: type[BaseModel], section: Section) -> list[FieldInfo]:
                 json_schema=properties,
             )
         )
-    return fields
+    return tuple(fields)
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
