@@ -121,8 +121,9 @@ class _Pages:
         found = await to_thread.run_sync(
             views.whole_log, self._context, reader, process, -1 if offset is None else offset
         )
-        follows = offset is None and not reader.record.status.terminal
-        return _fresh(request, log_page(site, reader.record.run_id, found, follows=follows))
+        at_end = offset is None
+        follows = at_end and not reader.record.status.terminal
+        return _fresh(request, log_page(site, reader.record.run_id, found, at_end=at_end, follows=follows))
 
     async def stop(self, request: Request, site: Site) -> Response:
         form = await _form(request)

@@ -23,7 +23,7 @@ _MOST_POINTS = 160
 _DOTS_UP_TO = 80
 _SMOOTH_SHARE = 20
 _SMOOTH_LEAST = 5
-_CHAR = 7.4
+_CHAR = 9.2
 """Width of a digit in the labels, a little generous: phones get larger ones."""
 
 
@@ -38,34 +38,45 @@ class Trace(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """What a chart shows. The last value of its first trace stands in the head, unless ``several`` runs are shown."""
+    """What a chart shows. The last value of a single trace stands in the head, those of several in the legend."""
 
     title: str
     traces: Sequence[Trace]
     about: str = ""
     percent: bool = False
     from_zero: bool = False
-    several: bool = False
+    is_named: bool = False
+    """One trace needs its name, too."""
 
     def said(self, value: float | None) -> str:
         return percent(value) if self.percent else number(value)
 
 
+class _Drawn(NamedTuple):
+    """A trace that has values. Its colour goes by its place in the chart, so that a run has the same one in all."""
+
+    colour: str
+    trace: Trace
+    points: list[Bucket]
+
+
 def figure(chart: Chart, *, key: str, mark: int | None = None) -> Safe | None:
     """The chart with head and legend; None while there is nothing to draw. ``mark`` is a step to point out."""
-    traces = [trace for trace in chart.traces if trace.curve.has(trace.metric)]
-    if not traces:
+    drawn = [
+        _Drawn(f"s{index % 6}", trace, trace.curve.buckets(trace.metric, _MOST_POINTS))
+        for index, trace in enumerate(chart.traces)
+        if trace.curve.has(trace.metric)
+    ]
+    if not drawn:
         return None
-    latest = "" if chart.several else chart.said(_latest(traces[0]))
+    is_alone = len(drawn) == 1 and not chart.is_named
     head = el(
         "figcaption",
         el("span", chart.title, class_="chart-title", title=chart.about or None),
-        el("span", latest, class_="chart-now"),
+        el("span", chart.said(_latest(drawn[0].trace)) if is_alone else None, class_="chart-now"),
     )
-    legend = None
-    if len(traces) > 1 or chart.several:
-        legend = el("ul", [_legend(index, trace) for index, trace in enumerate(traces)], class_="legend")
-    return el("figure", head, _svg(chart, traces, mark), legend, class_="chart", id=f"chart-{key}")
+    legend = None if is_alone else el("ul", [_legend(chart, one) for one in drawn], class_="legend")
+    return el("figure", head, _svg(chart, drawn, mark), legend, class_="chart", id=f"chart-{key}")
 
 
 def spark(values: Sequence[float]) -> Safe | None:
@@ -114,7 +125,7 @@ def arms(base: ArmScore, adapter: ArmScore, *, percents: bool) -> Safe:
     low = min(base.low, adapter.low)
     high = max(base.high, adapter.high)
     axis = values_axis(0.0 if percents else low, 1.0 if percents else high, 4, percent=percents)
-    left, right, height = 66, 466, 116
+    left, right, height = 84, 446, 116
 
     def x(value: float) -> float:
         return round(axis.at(value, left, right), 1)
@@ -147,29 +158,28 @@ def arms(base: ArmScore, adapter: ArmScore, *, percents: bool) -> Safe:
     )
 
 
-def _svg(chart: Chart, traces: Sequence[Trace], mark: int | None) -> Safe:
-    points = [trace.curve.buckets(trace.metric, _MOST_POINTS) for trace in traces]
-    every = [bucket for some in points for bucket in some]
+def _svg(chart: Chart, drawn: Sequence[_Drawn], mark: int | None) -> Safe:
+    every = [bucket for one in drawn for bucket in one.points]
     low, high = min(one.low for one in every), max(one.high for one in every)
     if chart.from_zero or (chart.percent and low < 0.5):
         low = min(low, 0.0)
     if chart.percent and high > 0.5:
         high = max(high, 1.0)
     y_axis = values_axis(low, high, percent=chart.percent)
-    first, last = _steps(traces)
-    plot = _Plot(steps_axis(first, last), y_axis, left=round(14 + _CHAR * max(map(len, y_axis.labels))))
-    about = _about(chart, traces)
+    first, last = _steps(drawn)
+    plot = _Plot(steps_axis(first, last), y_axis, left=round(12 + _CHAR * max(map(len, y_axis.labels))))
+    about = _about(chart, drawn)
     return el(
         "svg",
         el("title", about),
         plot.grid(),
         plot.mark(mark) if mark is not None else None,
-        [plot.trace(index, trace, some) for index, (trace, some) in enumerate(zip(traces, points, strict=True))],
+        [plot.trace(one) for one in drawn],
         class_="plot",
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         role="img",
         aria_label=about,
-        data_points=_data(chart, plot, traces, points),
+        data_points=_data(chart, plot, drawn),
     )
 
 
@@ -211,8 +221,8 @@ class _Plot:
         about = el("title", f"continued after step {step}")
         return el("line", about, x1=x, x2=x, y1=self.top, y2=self.bottom, class_="mark")
 
-    def trace(self, index: int, trace: Trace, buckets: Sequence[Bucket]) -> Node:
-        colour = f"s{index % 6}"
+    def trace(self, drawn: _Drawn) -> Node:
+        colour, trace, buckets = drawn
         plain = el("path", d=self._path(buckets), class_=f"line {colour}")
         is_fine = len(buckets) <= _DOTS_UP_TO
         if trace.sparse:
@@ -241,42 +251,42 @@ class _Plot:
         return "M" + "L".join(upper + lower) + "Z"
 
 
-def _legend(index: int, trace: Trace) -> Safe:
+def _legend(chart: Chart, drawn: _Drawn) -> Safe:
     swatch = el(
         "svg",
-        el("line", x1=1, x2=17, y1=5, y2=5, class_=f"line s{index % 6}"),
+        el("line", x1=1, x2=17, y1=5, y2=5, class_=f"line {drawn.colour}"),
         viewBox="0 0 18 10",
         class_="swatch",
         aria_hidden="true",
     )
-    return el("li", swatch, trace.label)
+    return el("li", swatch, el("span", drawn.trace.label), el("strong", chart.said(_latest(drawn.trace))))
 
 
 def _latest(trace: Trace) -> float | None:
     return next((value for value in reversed(trace.curve.values[trace.metric]) if value == value), None)
 
 
-def _steps(traces: Sequence[Trace]) -> tuple[int, int]:
-    steps = [trace.curve.steps for trace in traces]
+def _steps(drawn: Sequence[_Drawn]) -> tuple[int, int]:
+    steps = [one.trace.curve.steps for one in drawn]
     return min(one[0] for one in steps), max(one[-1] for one in steps)
 
 
-def _about(chart: Chart, traces: Sequence[Trace]) -> str:
+def _about(chart: Chart, drawn: Sequence[_Drawn]) -> str:
     said = []
-    for trace in traces:
+    for _, trace, _ in drawn:
         values = [value for value in trace.curve.values[trace.metric] if value == value]
         said.append(f"{trace.label} from {chart.said(values[0])} to {chart.said(values[-1])}")
-    first, last = _steps(traces)
+    first, last = _steps(drawn)
     return f"{chart.title}, steps {first} to {last}: {'; '.join(said)}"
 
 
-def _data(chart: Chart, plot: _Plot, traces: Sequence[Trace], points: Sequence[Sequence[Bucket]]) -> str:
+def _data(chart: Chart, plot: _Plot, drawn: Sequence[_Drawn]) -> str:
     """For the script: where each point is and what to say of it."""
     found = [
         {
             "label": trace.label,
-            "at": [[plot.x(one.step), plot.y(one.mean), f"{one.step:.0f}", chart.said(one.mean)] for one in some],
+            "at": [[plot.x(one.step), plot.y(one.mean), f"{one.step:.0f}", chart.said(one.mean)] for one in points],
         }
-        for trace, some in zip(traces, points, strict=True)
+        for _, trace, points in drawn
     ]
     return json.dumps({"top": plot.top, "bottom": plot.bottom, "lines": found}, separators=(",", ":"))

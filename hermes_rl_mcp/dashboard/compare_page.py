@@ -73,7 +73,7 @@ def _differences(found: SideBySide) -> Node:
 
 
 def _said(value: JsonValue) -> str:
-    return "not set" if value is None else str(value)
+    return "not set" if value is None else (str(value) if value != "" else "empty")
 
 
 def _mean(values: list[float]) -> float | None:

@@ -88,7 +88,7 @@ def of_several(curves: dict[str, Curve]) -> list[Chart]:
             kind.about,
             kind.percent,
             kind.from_zero,
-            several=True,
+            is_named=True,
         )
         for kind in MAIN
     ]
@@ -97,4 +97,8 @@ def of_several(curves: dict[str, Curve]) -> list[Chart]:
 def parts_of_reward(curve: Curve) -> list[Chart]:
     """What the environment names as parts of its score, if it does."""
     traces = [Trace(name.removeprefix("reward/"), curve, name) for name in curve.parts if curve.has(name)]
-    return [Chart("Parts of the reward", traces, "means of what the environment names as parts")] if traces else []
+    return (
+        [Chart("Parts of the reward", traces, "means of what the environment names as parts", is_named=True)]
+        if traces
+        else []
+    )

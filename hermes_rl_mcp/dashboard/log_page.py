@@ -11,8 +11,8 @@ from hermes_rl_mcp.dashboard.views import WHOLE_LOG_BYTES
 _REFRESH_S = 3.0
 
 
-def log_page(site: Site, run_id: str, found: LogPage, *, follows: bool) -> str:
-    """``follows``: it is the end of a log that may still grow."""
+def log_page(site: Site, run_id: str, found: LogPage, *, at_end: bool, follows: bool) -> str:
+    """``at_end``: it is the end of the log; ``follows``: which may still grow."""
     here = f"{site.run(run_id)}/logs"
     title = f"{LOGS[found.process]} log of {run_id}"
     names = [
@@ -23,11 +23,11 @@ def log_page(site: Site, run_id: str, found: LogPage, *, follows: bool) -> str:
         site,
         f"{title} · Hermes RL",
         crumbs(el("a", "Runs", href=site.base), el("a", run_id, href=site.run(run_id)), el("span", "Logs")),
-        el("h1", title),
+        el("h1", title, class_="alone"),
         live(
             "log",
             el("nav", names, class_="tabs", aria_label="Logs"),
-            el("pre", found.text or "Nothing was written here.", class_="log whole", data_keep_end=follows, tabindex=0),
+            el("pre", found.text or "Nothing was written here.", class_="log whole", data_keep_end=at_end, tabindex=0),
             _windows(f"{here}/{found.process}", found),
             tag="div",
             class_="card flush",

@@ -52,7 +52,7 @@ def verdict(view: RunView) -> Node:
         parts.append(el("div", el("dl", quotes, class_="preview"), class_="card"))
     if not parts:
         return None
-    return [el("h2", "Evaluation"), el("div", parts, class_="pair")]
+    return [el("h2", "Evaluation" if found else "Before and after"), el("div", parts, class_="pair")]
 
 
 def rollouts(site: Site, view: RunView) -> Node:
@@ -117,7 +117,7 @@ def _answer(line: RolloutLine) -> Safe:
             el("span", "reward ", el("strong", number(line.reward)), class_=f"reward-tag {colour}"),
             el("span", f"policy version {version}", class_="tag"),
             el("span", f"advantage {number(line.advantage)}", class_="tag"),
-            el("span", f"{line.tokens} tokens", class_="tag"),
+            el("span", f"{line.tokens} token{'' if line.tokens == 1 else 's'}", class_="tag"),
             el("span", line.finish_reason, class_="tag" if line.finish_reason != "length" else "tag warn")
             if line.finish_reason
             else None,

@@ -23,12 +23,12 @@ class Axis(NamedTuple):
 
 
 def values_axis(low: float, high: float, count: int = 4, *, percent: bool = False) -> Axis:
-    """Covers ``low`` to ``high`` with about ``count`` round steps; a flat curve gets room on both sides."""
+    """Covers ``low`` to ``high`` in about ``count`` round steps. A flat curve gets room around, one of zeros above."""
     if not (math.isfinite(low) and math.isfinite(high)):
         low, high = 0.0, 1.0
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
-        room = abs(high) * 0.1 or 1.0
-        low, high = low - room, high + room
+        room = abs(high) * 0.1
+        low, high = (low - room, high + room) if room else (0.0, 1.0)
     step = _round_step((high - low) / count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(index * step for index in range(first, last + 1))

@@ -297,4 +297,4 @@ def _said(value: object) -> str:
         return "not set"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    return str(value) if value != "" else "empty"

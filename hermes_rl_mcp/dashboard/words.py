@@ -14,7 +14,7 @@ def number(value: float | None) -> str:
     """Three decimals, or three digits where that says nothing."""
     if value is None or not math.isfinite(value):
         return NONE
-    if value == 0 or 1e-2 <= abs(value) < 1e5:
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3f}"
     return f"{value:.2e}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.routing import Route
 
+from hermes_rl_mcp import dashboard
+from hermes_rl_mcp import dashboard
 from hermes_rl_mcp.loopback import bound_socket, is_loopback
 from hermes_rl_mcp.server.gate import Gate, Guarded
 from hermes_rl_mcp.server.leaving import SIGNALS
@@ -35,6 +37,10 @@ _SHUTDOWN_S = 3
 class _Server(uvicorn.Server):
     """Signals are ours: uvicorn's handlers know nothing of SIGHUP, and let the process die of the signal afterwards."""
 
+    def __init__(self, config: uvicorn.Config, close_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._close_streams = close_streams
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
@@ -43,6 +49,7 @@ class _Server(uvicorn.Server):
         yield
 
     def _end(self, number: int) -> None:
+        self._close_streams()
         log.info("leaving (%s); runs go on", signal.Signals(number).name)
         self.force_exit = self.should_exit  # whoever asks twice is not kept waiting
         self.handle_exit(number, None)  # which tells event streams, too
@@ -61,10 +68,10 @@ def serve(server: HermesServer, serving: Serving) -> None:
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
     shown = f"[{serving.host}]" if ":" in serving.host else serving.host
-    log.info("serving on http://%s:%d/mcp (streamable HTTP) and /sse (SSE)", shown, port)
+    log.info("serving on http://%s:%d/mcp (streamable HTTP), /sse (SSE) and /dashboard (people)", shown, port)
     if not is_loopback(serving.host):
         log.warning("what travels is not encrypted: beyond a network of your own, put a proxy with TLS in front")
-    anyio.run(_Server(config).serve, [listener])
+    anyio.run(_Server(config, server.notifier.close).serve, [listener])
 
 
 def application(server: HermesServer, serving: Serving) -> Guarded:
@@ -75,10 +82,12 @@ def application(server: HermesServer, serving: Serving) -> Guarded:
         if isinstance(route, Route):
             route.app = _once(route.app)
         app.router.routes.append(route)
+    app.router.routes.extend(dashboard.routes(server.operations.context, token=serving.token))
     gate = Gate(
         token=serving.token,
         hosts={name.lower() for name in (serving.host, *serving.accept_hosts)} - _EVERY_ADDRESS,
         origins={origin.lower().rstrip("/") for origin in serving.accept_origins},
+        own_token_check=(dashboard.BASE,),
     )
     return Guarded(app, gate)
 

@@ -13,8 +13,12 @@ from starlette.applications import Starlette
 
 from hermes_rl_mcp.dashboard import routes
 from hermes_rl_mcp.operations.context import Context
+from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.settings import Flags, load_settings
 from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.server.app import build_server
+from hermes_rl_mcp.server.flags import Serving
+from hermes_rl_mcp.server.serving_http import application
 
 pytestmark = pytest.mark.anyio
 
@@ -169,6 +173,25 @@ async def test_a_run_is_stopped_only_by_a_form_of_this_session_or_by_who_bears_t
             assert answer.status_code == 303
             assert answer.headers["location"] == f"/dashboard/runs/{GOING}"
             assert json.loads(home.run(GOING).stop_request.read_text())["reason"] == "dashboard"
+
+
+async def test_a_server_over_http_has_the_same_pages_behind_its_gate(environ: dict[str, str], home: Home) -> None:
+    completed(home)
+    serving = Serving("streamable-http", "127.0.0.1", 8766, TOKEN)
+    app = application(build_server(Operations.from_environ(environ)), serving)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=SITE) as web:
+        refused = await web.get("/dashboard")
+        assert refused.status_code == 401
+        assert "Sign in" in refused.text
+        assert (await web.get("/dashboards")).text.startswith("This server wants 'Authorization: Bearer TOKEN'")
+        assert (await web.get("/dashboard", headers={"Host": "evil.example"})).status_code == 421
+        assert (await web.post("/dashboard/sign-in", headers={"Origin": "http://evil.example"})).status_code == 403
+        assert (
+            await web.post("/dashboard/sign-in", data={"token": TOKEN}, headers={"Origin": SITE})
+        ).status_code == 303
+        page = await web.get("/dashboard", headers={"Sec-Fetch-Site": "same-origin"})
+        assert COMPLETED in page.text
+        assert (await web.get("/mcp")).status_code == 401  # the cookie is for people's pages alone
 
 
 async def test_what_models_environments_and_logs_wrote_is_text(environ: dict[str, str], home: Home) -> None:

@@ -49,7 +49,8 @@ def test_an_axis_of_steps_begins_and_ends_with_the_data(first: int, more: int) -
     ("low", "high", "labels"),
     [
         (0.31, 0.92, ("0.2", "0.4", "0.6", "0.8", "1.0")),
-        (0.0, 0.0, ("-1.0", "-0.5", "0", "0.5", "1.0")),
+        (0.0, 0.0, ("0", "0.25", "0.50", "0.75", "1.00")),
+        (2.0, 2.0, ("1.8", "1.9", "2.0", "2.1", "2.2")),
         (1.2e-5, 4.4e-5, ("1e-5", "2e-5", "3e-5", "4e-5", "5e-5")),
         (math.nan, math.inf, ("0", "0.25", "0.50", "0.75", "1.00")),
         (120.0, 4800.0, ("0", "2,000", "4,000", "6,000")),
@@ -144,8 +145,8 @@ def test_rollouts_are_found_by_step_past_damaged_and_torn_lines(series: tuple[Se
 
 
 def test_figures_for_people() -> None:
-    assert [number(one) for one in (None, math.nan, 0.0, 0.12345, 123.456, 1e-5, 1e6)] == [
-        *("\u2013", "\u2013", "0.000", "0.123", "123", "1.00e-05", "1.00e+06")
+    assert [number(one) for one in (None, math.nan, 0.0, 0.00712, 0.12345, 123.456, 1e-5, 1e6)] == [
+        *("\u2013", "\u2013", "0.000", "0.007", "0.123", "123", "1.00e-05", "1.00e+06")
     ]
     assert percent(0.8254) == "82.5 %"
     assert [duration(one) for one in (41.6, 185, 7620, 270_000)] == ["42 s", "3 min 05 s", "2 h 07 min", "3 d 3 h"]
