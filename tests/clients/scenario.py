@@ -67,9 +67,9 @@ async def glance(wire: Wire) -> dict[str, Any]:
     named = await wire.complete("rl://environments/{name}/source", "name", "arith")
     assert named == ["arithmetic"], named
     prompts = await wire.prompts()
-    assert prompts, "no prompts"
-    for name, required in prompts.items():
-        assert await wire.prompt(name, dict.fromkeys(required, "arithmetic"))
+    assert {"train_model", "create_environment", "diagnose_run", "compare_runs"} <= set(prompts)
+    assert prompts["train_model"] == ["goal"]
+    assert "longer sums" in await wire.prompt("train_model", {"goal": "longer sums", "environment": "arithmetic"})
     return {"revision": wire.revision, "resources": len(uris), "prompts": sorted(prompts)}
 
 
@@ -92,6 +92,7 @@ async def whole(wire: Wire) -> dict[str, Any]:
     assert results["checkpoints"], "a stopped run leaves a checkpoint"
     assert folders(results["checkpoints"])
     assert [run["run_id"] for run in (await ask(wire, "rl_list_runs"))["runs"]] == [run_id]
+    assert run_id in await wire.prompt("diagnose_run", {"run_id": run_id})
     state = json.loads(str(await wire.read(f"rl://runs/{run_id}/state")))
     assert state["status"] == "stopped"
     return {"revision": wire.revision, "steps": results["steps"], "notes": len(notes)}
