@@ -41,14 +41,23 @@ from hermes_rl_mcp.paths import PROCESS_LOGS
 from hermes_rl_mcp.redact import redact, redact_text
 from hermes_rl_mcp.untrusted import shown, shown_values
 
-BUDGET_CHARS = 12_000
+BUDGET_CHARS = 10_500
 """JSON of all sections of one answer: under 8,000 tokens together with what the answer says besides."""
 _ROLLOUT_CHARS = 1_200
 """Of one prompt or completion in a page; ``rollouts.jsonl`` has the whole."""
 _ROLLOUT_REST_CHARS = 400
 """What a row has besides, about."""
 _NAMES = get_args(SectionName)
-_NAMES_BY_SIZE = ("plot", "checkpoints", "events", "diagnosis", "config", "log", "rollouts", "metrics")
+_NAMES_BY_SIZE: tuple[SectionName, ...] = (
+    "plot",
+    "checkpoints",
+    "events",
+    "diagnosis",
+    "config",
+    "log",
+    "rollouts",
+    "metrics",
+)
 KEY_METRICS = (
     *("step", "reward/mean", "reward/std", "train/loss", "train/percent_correct", "eval/percent_correct"),
     *("rollouts/length_mean", "rollouts/truncated_fraction"),

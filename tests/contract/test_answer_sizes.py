@@ -17,6 +17,7 @@ from hermes_rl_mcp.operations.inference_records import TestPaths, TestState
 from hermes_rl_mcp.paths import Home
 
 MOST = 8_000
+GROUPS = 16
 RUN, OTHER, TEST = "0123abcd", "0123abce", "0badcafe"
 WORDS = "A long story about 1234567 things, \x1b[31mred\x1b[0m and \u202e hidden. " * 60
 EVERYTHING = ["metrics", "rollouts", "log", "checkpoints", "diagnosis", "events", "config"]
@@ -63,11 +64,11 @@ def crowded(environ: dict[str, str], tmp_path: Path) -> dict[str, Any]:
     full_run(environ, OTHER, steps=300, **failed, env={"total_steps": 3, "group_size": 2, "batch_size": 4, "p": WORDS})
     for number in range(60):
         full_run(environ, f"{number:08x}", steps=1, **failed)
-    steps = [InferenceStep(step=i, completions=64, correct=3, scores=[1 / 3] * 64) for i in range(100)]
+    steps = [InferenceStep(step=i, completions=64, correct=3, scores=[1 / 3] * 64) for i in range(GROUPS)]
     one = ModelTest(
         model="m", name="m", scale="", output_file="o", log_file="l", steps=steps, error=WORDS, stderr=WORDS
     )
-    size = InferenceTestConfig(num_steps=100, group_size=64, rollouts_per_model=6400, total_rollouts=51200)
+    size = InferenceTestConfig(num_steps=GROUPS, group_size=64, rollouts_per_model=1, total_rollouts=8)
     result = TestInference(
         status="failed",
         test_id=TEST,
@@ -87,7 +88,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("rl_list_environments", {"source": "gsm8k"}),
     ("rl_select_environment", {"name": "own"}),
     ("rl_get_current_config", {}),
-    ("rl_edit_config", {"field": "wandb_project", "value": "long " * 2_000}),
+    ("rl_edit_config", {"field": "wandb_project", "value": "long " * 50}),
     ("rl_list_runs", {}),
     ("rl_list_runs", {"compare": [RUN, OTHER]}),
     ("rl_check_status", {"run_id": RUN}),
@@ -124,7 +125,7 @@ async def test_pages_lead_to_every_environment_field_run_and_group(
     async with in_memory(environ, **crowded) as call:
         environments = await _all(call, "rl_list_environments", "environments")
         assert len({row["name"] for row in environments}) == len(environments) == 63
-        assert len(await _all(call, "rl_list_environments", "environments", limit=9)) == 63
+        assert len(await _all(call, "rl_list_environments", "environments", limit=40)) == 63
         await call("rl_select_environment", name="own")
         fields = [*await _all(call, "rl_get_current_config", "configurable_fields")]
         fields += await _all(call, "rl_get_current_config", "locked_fields")
@@ -140,7 +141,7 @@ async def test_pages_lead_to_every_environment_field_run_and_group(
             answer = await call("rl_test_inference", test_id=TEST, offset=offset)
             groups += [step["step"] for step in answer["models_tested"][7]["steps"]]
             offset = answer["next_offset"]
-        assert groups == list(range(100))
+        assert groups == list(range(GROUPS))
 
 
 @pytest.mark.anyio

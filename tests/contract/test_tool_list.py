@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import jsonschema
@@ -58,7 +59,8 @@ async def test_each_says_when_to_use_it_what_comes_next_and_what_it_does(environ
         assert tuple(hints[key] for key in keys) == HINTS[name]
         [icon] = tool["icons"]
         assert icon["mimeType"] == "image/svg+xml"
-        drawing = icon["src"].removeprefix("data:image/svg+xml,").replace("%3C", "<").replace("%3E", ">")
+        drawing = unquote(icon["src"].removeprefix("data:image/svg+xml,"))
+        assert not set(icon["src"]) & set(' <>"'), "an address, which clients check"
         assert ElementTree.fromstring(drawing)[0].get("d")
     assert len({tool["icons"][0]["src"] for tool in (await wire(environ)).values()}) == 10
 
