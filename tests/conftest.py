@@ -37,8 +37,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
+def environ_below(folder: Path) -> dict[str, str]:
     """What a client passes to a stdio server, plus an own home and claims folder. Nothing reaches a hub."""
     keep = {
         name: os.environ[name] for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER") if name in os.environ
@@ -46,10 +45,22 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {
         **keep,
         MARK: _SUITE,
-        "HERMES_HOME": str(tmp_path / "hermes"),
-        "HERMES_RL_CLAIMS_DIR": str(tmp_path / "claims"),
+        "HERMES_HOME": str(folder / "hermes"),
+        "HERMES_RL_CLAIMS_DIR": str(folder / "claims"),
         "HF_HUB_OFFLINE": "1",
     }
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """One for each test."""
+    return environ_below(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One for a whole module, for tests that leave nothing behind that another would miss."""
+    return environ_below(tmp_path_factory.mktemp("module"))
 
 
 def _marked() -> list[psutil.Process]:

@@ -1,5 +1,4 @@
-"""Servers for clients: over each transport one that all tests of a module share, since clients change nothing in it
-that another would miss but the selection."""
+"""Servers for clients, and clients in processes of their own."""
 
 from __future__ import annotations
 
@@ -23,14 +22,21 @@ OTHERS = install_root() / ".cache" / "clients"
 """A virtual environment for each other client, made by ``make clients``."""
 
 
+def at(transport: str, address: str, environ: dict[str, str]) -> Target:
+    """The server at ``address``, which speaks both kinds of HTTP; over stdio one of its own."""
+    if transport == "stdio":
+        return Target("stdio", command=sys.executable, args=SERVER, env=environ)
+    return Target(transport, url=address + ("/sse" if transport == "sse" else "/mcp"))
+
+
 @contextmanager
 def served_over(transport: str, environ: dict[str, str], log: Path) -> Iterator[Target]:
+    """A server for one client, started as people start it for this transport."""
     if transport == "stdio":
-        yield Target("stdio", command=sys.executable, args=SERVER, env=environ)
+        yield at(transport, "", environ)
         return
-    path = "/sse" if transport == "sse" else "/mcp"
     with product(environ, log, transport) as address:
-        yield Target(transport, url=address + path)
+        yield at(transport, address, environ)
 
 
 def interpreter(client: str) -> Path:
