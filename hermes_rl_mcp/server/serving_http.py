@@ -15,7 +15,6 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.routing import Route
 
 from hermes_rl_mcp import dashboard
-from hermes_rl_mcp import dashboard
 from hermes_rl_mcp.loopback import bound_socket, is_loopback
 from hermes_rl_mcp.server.gate import Gate, Guarded
 from hermes_rl_mcp.server.leaving import SIGNALS
