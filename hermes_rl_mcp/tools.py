@@ -40,9 +40,11 @@ __all__ = [
 ]
 
 
-async def rl_list_environments(source: str = "", offset: int = 0, limit: int = 0) -> str:
-    """Which environments there are; with ``source`` the Python source of one."""
-    return await _text(lambda ops: ops.list_environments(limit, offset, source))
+async def rl_list_environments(
+    source: str = "", dataset: str = "", split: str = "", offset: int = 0, limit: int = 0
+) -> str:
+    """Which environments there are; with ``source`` the Python source of one, with ``dataset`` a data set."""
+    return await _text(lambda ops: ops.list_environments(limit, offset, source, dataset, split))
 
 
 async def rl_select_environment(name: str) -> str:

@@ -34,7 +34,7 @@ class DatasetSplit(BaseModel):
     """Out of the file's size and its first rows."""
     size_bytes: int | None = None
     files: list[str] = Field(default_factory=list)
-    """Of a local data set, at most ten."""
+    """Of a local data set, the first three."""
 
 
 class DatasetInfo(BaseModel):
@@ -76,7 +76,7 @@ class ViewRequest(BaseModel):
     offset: int = 0
     limit: int = DEFAULT_ROWS
     budget_chars: int
-    """For the rows, as JSON."""
+    """For the whole answer, as JSON."""
 
 
 class ViewFailure(BaseModel):

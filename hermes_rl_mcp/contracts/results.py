@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
+from hermes_rl_mcp.contracts.datasets import DatasetInfo
 from hermes_rl_mcp.contracts.diagnosis import Flag
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ScanProblem
 from hermes_rl_mcp.contracts.estimates import Actual, Estimate
@@ -46,9 +47,11 @@ class ListEnvironments(Result):
     """Files that could not be read as Python."""
     source: SourcePage | None = None
     """Of the environment whose source was asked for."""
+    dataset: DatasetInfo | None = None
+    """The data set that was asked for."""
     truncated: bool = False
     next_offset: int | None = None
-    untrusted: str = _quotes("environments[].description, problems[].reason, source")
+    untrusted: str = _quotes("environments[].description, problems[].reason, source, dataset")
 
 
 class SelectEnvironment(Result):

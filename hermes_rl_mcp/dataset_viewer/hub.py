@@ -15,7 +15,7 @@ from typing import Any
 
 from hermes_rl_mcp.contracts.datasets import DatasetInfo, DatasetSplit, ViewRequest
 from hermes_rl_mcp.dataset_viewer.failing import ViewError, no_such_split
-from hermes_rl_mcp.dataset_viewer.shaping import columns_of, page_of
+from hermes_rl_mcp.dataset_viewer.shaping import MAX_CONFIGS, columns_of, complete, some, some_splits
 
 _READ = {"parquet", "json", "csv", "arrow", "text", "cache"}
 """Builders of ``datasets``; ``cache`` is a data set that was loaded on this machine before."""
@@ -44,20 +44,20 @@ def view(request: ViewRequest) -> DatasetInfo:
         stream = builder.as_streaming_dataset(split=split).decode(False)
         rows, exhausted = _looked_at(stream.skip(request.offset) if request.offset else stream, request.limit)
     features = stream.features or builder.info.features
-    return DatasetInfo(
-        id=request.id,
-        source="hub",
-        location=f"hf://datasets/{request.id}" + (f"@{builder.hash}" if builder.hash else ""),
-        format=kind,
-        config=builder.config.name,
-        configs=configs[:_NAMES],
-        splits=[
-            _counted(one, rows, exhausted, request.offset) if one.name == split else one for one in splits[:_NAMES]
-        ],
-        split=split,
-        columns=columns_of(rows, {name: feature_type(one) for name, one in features.items()} if features else None),
-        **page_of(rows, request),
-    )
+    fields = {
+        "id": request.id,
+        "source": "hub",
+        "location": f"hf://datasets/{request.id}" + (f"@{builder.hash}" if builder.hash else ""),
+        "format": kind,
+        "config": builder.config.name,
+        "configs": some(configs, MAX_CONFIGS),
+        "splits": some_splits(
+            [_counted(one, rows, exhausted, request.offset) if one.name == split else one for one in splits]
+        ),
+        "split": split,
+        "columns": columns_of(rows, {name: feature_type(one) for name, one in features.items()} if features else None),
+    }
+    return complete(fields, rows, request)
 
 
 def _looked_at(stream: Any, limit: int) -> tuple[list[dict[str, Any]], bool]:

@@ -7,10 +7,9 @@ from pathlib import Path
 from hermes_rl_mcp.contracts.datasets import DatasetInfo, DatasetSplit, ViewRequest
 from hermes_rl_mcp.dataset_viewer import readers
 from hermes_rl_mcp.dataset_viewer.failing import ViewError, no_such_split
-from hermes_rl_mcp.dataset_viewer.shaping import columns_of, page_of
+from hermes_rl_mcp.dataset_viewer.shaping import MAX_FILES, columns_of, complete, some, some_splits
 from hermes_rl_mcp.dataset_viewer.splits import FORMATS, format_of, splits_of
 
-_NAMED_FILES = 10
 _LOOKED_AT = 100
 """Rows that columns are told from, where the file declares none."""
 
@@ -32,17 +31,16 @@ def view(request: ViewRequest) -> DatasetInfo:
         raise no_such_split(request.split or "", list(found))
     splits = [_described(name, files, path, root) for name, files in found.items()]
     rows, declared = _rows(found[split], root, request.offset, max(request.limit, _LOOKED_AT))
-    page = page_of(rows, request)
-    return DatasetInfo(
-        id=request.id,
-        source="local",
-        location=str(path),
-        format=", ".join(sorted({format_of(file) or "" for files in found.values() for file in files})),
-        splits=splits,
-        split=split,
-        columns=columns_of(rows, declared),
-        **page,
-    )
+    fields = {
+        "id": request.id,
+        "source": "local",
+        "location": str(path),
+        "format": ", ".join(sorted({format_of(file) or "" for files in found.values() for file in files})),
+        "splits": some_splits(splits),
+        "split": split,
+        "columns": columns_of(rows, declared),
+    }
+    return complete(fields, rows, request)
 
 
 def _rows(files: list[Path], root: Path, skip: int, count: int) -> tuple[list[dict[str, object]], dict[str, str]]:
@@ -69,5 +67,5 @@ def _described(name: str, files: list[Path], path: Path, root: Path) -> DatasetS
         rows=sum(known) if len(known) == len(counts) else None,
         rows_estimated=any(count.estimated for count in counts),
         size_bytes=sum(file.stat().st_size for file in files),
-        files=[str(file.relative_to(base)) for file in files[:_NAMED_FILES]],
+        files=some([str(file.relative_to(base)) for file in files], MAX_FILES),
     )

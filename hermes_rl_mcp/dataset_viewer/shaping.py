@@ -13,10 +13,14 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from hermes_rl_mcp.contracts.datasets import DatasetColumn, ViewRequest
+from hermes_rl_mcp.contracts.datasets import DatasetColumn, DatasetInfo, DatasetSplit, ViewRequest
 from hermes_rl_mcp.untrusted import shown
 
 MAX_COLUMNS = 100
+MAX_SPLITS, MAX_FILES, MAX_CONFIGS = 20, 3, 30
+_COLUMNS_CHARS = 5_000
+_LEAST_CHARS = 2_000
+"""For rows, however much there is besides."""
 _NAME_CHARS, _TYPE_CHARS = 100, 200
 _ROUNDS = ((1_500, 20), (400, 8), (100, 3), (30, 1))
 """Characters of a text and items of a list, from generous to tight: the first with which one row fits is taken."""
@@ -25,16 +29,32 @@ _FIELDS = 12
 """Of an object in a type's name."""
 
 
-def page_of(rows: Sequence[Mapping[str, Any]], request: ViewRequest) -> dict[str, Any]:
-    """Fields of a DatasetInfo: of ``rows``, which begin at the request's offset, those that were asked for and fit."""
-    shaped = fitted(rows[: request.limit], request.budget_chars)
+def complete(fields: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], request: ViewRequest) -> DatasetInfo:
+    """The answer: ``fields`` say all but the rows; of ``rows``, which begin at the request's offset, those that were
+    asked for and fit."""
+    bare = DatasetInfo.model_validate({**fields, "rows": []})
+    left = request.budget_chars - len(bare.model_dump_json())
+    shaped = fitted(rows[: request.limit], max(left, _LEAST_CHARS))
     more = len(shaped) < len(rows)
-    return {
-        "rows": shaped,
-        "offset": request.offset,
-        "truncated": len(shaped) < min(request.limit, len(rows)),
-        "next_offset": request.offset + len(shaped) if more else None,
-    }
+    return bare.model_copy(
+        update={
+            "rows": shaped,
+            "offset": request.offset,
+            "truncated": len(shaped) < min(request.limit, len(rows)),
+            "next_offset": request.offset + len(shaped) if more else None,
+        }
+    )
+
+
+def some(names: Sequence[str], most: int) -> list[str]:
+    """The first of them, and how many there are besides."""
+    return [*names[:most], *([f"… [{len(names) - most} more]"] if len(names) > most else [])]
+
+
+def some_splits(splits: Sequence[DatasetSplit]) -> list[DatasetSplit]:
+    """The same for splits."""
+    rest = len(splits) - MAX_SPLITS
+    return [*splits[:MAX_SPLITS], *([DatasetSplit(name=f"… [{rest} more]")] if rest > 0 else [])]
 
 
 def fitted(rows: Sequence[Mapping[str, Any]], budget_chars: int) -> list[dict[str, JsonValue]]:
@@ -57,19 +77,26 @@ def fitted(rows: Sequence[Mapping[str, Any]], budget_chars: int) -> list[dict[st
 def columns_of(rows: Sequence[Mapping[str, Any]], declared: Mapping[str, str] | None = None) -> list[DatasetColumn]:
     """In the order of the declaration, else of first appearance."""
     names = list(declared) if declared else list(dict.fromkeys(name for row in rows for name in row))
-    found = []
+    found: list[DatasetColumn] = []
+    left = _COLUMNS_CHARS
     for name in names[:MAX_COLUMNS]:
-        values = [row.get(name) for row in rows]
-        lengths = [len(value) for value in values if isinstance(value, str)]
-        found.append(
-            DatasetColumn(
-                name=shown(str(name), _NAME_CHARS),
-                type=shown(declared[name] if declared else type_of(values), _TYPE_CHARS),
-                mean_chars=round(fmean(lengths), 1) if lengths else None,
-                max_chars=max(lengths) if lengths else None,
-            )
-        )
-    return found
+        column = _column(name, [row.get(name) for row in rows], declared)
+        left -= len(column.model_dump_json())
+        if left < 0:
+            break
+        found.append(column)
+    rest = len(names) - len(found)
+    return [*found, *([DatasetColumn(name="…", type=f"[{rest} more columns]")] if rest else [])]
+
+
+def _column(name: str, values: Sequence[Any], declared: Mapping[str, str] | None) -> DatasetColumn:
+    lengths = [len(value) for value in values if isinstance(value, str)]
+    return DatasetColumn(
+        name=shown(str(name), _NAME_CHARS),
+        type=shown(declared[name] if declared else type_of(values), _TYPE_CHARS),
+        mean_chars=round(fmean(lengths), 1) if lengths else None,
+        max_chars=max(lengths) if lengths else None,
+    )
 
 
 def type_of(values: Iterable[Any], depth: int = 0) -> str:

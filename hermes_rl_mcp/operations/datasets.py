@@ -26,6 +26,7 @@ from hermes_rl_mcp.contracts.datasets import (
     ViewReply,
     ViewRequest,
 )
+from hermes_rl_mcp.contracts.results import ListEnvironments
 from hermes_rl_mcp.dataset_viewer.splits import data_files, format_of
 from hermes_rl_mcp.errors import EndpointError, HermesRLError, InvalidValueError, MissingExtraError, NotFoundError
 from hermes_rl_mcp.files import make_private_dir
@@ -35,7 +36,7 @@ from hermes_rl_mcp.paths import bundled_environments
 from hermes_rl_mcp.redact import redact, redact_text, secret_values
 
 BUDGET_CHARS = 14_000
-"""JSON of the rows: with all else in the answer under 8,000 tokens."""
+"""As JSON: under 8,000 tokens with all else that an answer says."""
 VIEW_S = 45.0
 """From the call to the answer. The Hub may have to be asked a dozen times, each time within a second or not at all."""
 _AT_ONCE = 3
@@ -90,6 +91,18 @@ async def describe(
     raise EndpointError(
         f"The data set '{id}' could not be read within {VIEW_S:g} s.",
         hint="Try again: what was fetched is kept. Or give a local folder.",
+    )
+
+
+async def list_environments(
+    context: Context, dataset: str, split: str, limit: int, offset: int, source: str
+) -> ListEnvironments:
+    """rl_list_environments(dataset=...): that alone. ``limit`` 0 is the usual number of rows."""
+    if source:
+        raise InvalidValueError("source and dataset exclude each other.", hint="Ask for one after the other.")
+    found = await describe(context, dataset, split, limit or DEFAULT_ROWS, offset)
+    return ListEnvironments(
+        environments=[], count=0, tips=[], dataset=found, truncated=found.truncated, next_offset=found.next_offset
     )
 
 

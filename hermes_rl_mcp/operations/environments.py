@@ -39,6 +39,7 @@ from hermes_rl_mcp.runs.configuration.session import Edit, Session
 TIPS = [
     "Use rl_select_environment(name) to choose one; the file's stem works as well.",
     "Read the source with rl_list_environments(source=name), as rl://environments/{name}/source, or at file_path.",
+    "Data for a new one: rl_list_environments(dataset='owner/name of the Hub, or a local name') shows it.",
     "Try it with rl_test_inference before training, then change its settings with rl_edit_config.",
 ]
 

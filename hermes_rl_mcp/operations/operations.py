@@ -45,8 +45,14 @@ class Operations:
         """With settings from flags, variables and ``$HERMES_HOME/.env``. Raises InvalidValueError."""
         return cls(load_settings(environ, flags))
 
-    async def list_environments(self, limit: int = 0, offset: int = 0, source: str = "") -> ListEnvironments:
-        return await environments.list_environments(self.context, limit, offset, source)
+    async def list_environments(
+        self, limit: int = 0, offset: int = 0, source: str = "", dataset: str = "", split: str = ""
+    ) -> ListEnvironments:
+        if not dataset:
+            return await environments.list_environments(self.context, limit, offset, source)
+        from hermes_rl_mcp.operations import datasets  # seldom used, and the server must start fast
+
+        return await datasets.list_environments(self.context, dataset, split, limit, offset, source)
 
     async def select_environment(self, name: str) -> SelectEnvironment:
         return await environments.select_environment(self.context, name)

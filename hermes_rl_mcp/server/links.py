@@ -16,7 +16,9 @@ Links = list[t.ResourceLink]
 
 
 def environments(result: ListEnvironments) -> Links:
-    """The source of the first on the page: the others have the same form of address."""
+    """The source of the first on the page: the others have the same form of address. Or the data set that is shown."""
+    if result.dataset is not None:
+        return [_link(f"rl://datasets/{_part(result.dataset.id)}", f"Data set {result.dataset.id}", _JSON)]
     return source(result.environments[0].name) if result.environments else []
 
 

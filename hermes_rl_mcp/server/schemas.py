@@ -12,6 +12,8 @@ _DESCRIBED = ("environments", "configurable_fields", "history", "runs")
 """Parts of an answer whose own fields are published; of the others it is said that they are objects."""
 _MANY = 5
 """Values of an enumeration that are not worth their room."""
+_REQUIRED = 4
+"""Fields whose presence tells a result from an error; a model's others are always there, too."""
 _KEPT = ("type", "enum", "minimum", "maximum", "minLength", "maxLength", "maxItems", "description", "default")
 
 
@@ -45,7 +47,7 @@ def published_output(schema: Mapping[str, Any], error: Mapping[str, Any]) -> dic
     return {
         "type": "object",
         "properties": {"error": {"type": "string"}, **fields},
-        "anyOf": [{"required": schema.get("required", [])}, {"required": error["required"]}],
+        "anyOf": [{"required": schema.get("required", [])[:_REQUIRED]}, {"required": error["required"]}],
     }
 
 

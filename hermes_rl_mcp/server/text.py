@@ -29,6 +29,7 @@ from hermes_rl_mcp.contracts.results import (
 )
 from hermes_rl_mcp.operations import evaluation
 from hermes_rl_mcp.operations.fitting import spread
+from hermes_rl_mcp.server.dataset_text import dataset
 from hermes_rl_mcp.server.figures import compared, expected
 from hermes_rl_mcp.server.part_text import included, more, page_end, quoted, side_by_side
 
@@ -43,6 +44,8 @@ _ROWS = 20
 def environments(result: ListEnvironments) -> str:
     if result.source is not None:
         return source(result.source)
+    if result.dataset is not None:
+        return dataset(result.dataset)
     lines = [f"{result.count} environments:"]
     lines += [f"- {info.name}: {info.description} ({info.file_path})" for info in result.environments]
     lines += [f"! not usable: {problem.file_path}: {problem.reason}" for problem in result.problems]

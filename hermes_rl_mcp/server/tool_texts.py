@@ -22,7 +22,7 @@ TEXTS: dict[str, ToolText] = {
         "M4 6h16M4 12h16M4 18h10",
         "Use this first, to see which RL environments (tasks with a scoring rule) a model can be trained on here: "
         "name, file, one-line description. With source=NAME it shows that environment's Python source, to learn how"
-        " it asks and scores.\n"
+        " it asks and scores. With dataset=ID it shows a data set: columns, sizes, rows.\n"
         "Next: rl_select_environment(name).",
     ),
     "rl_select_environment": ToolText(
@@ -112,7 +112,7 @@ TEXTS: dict[str, ToolText] = {
 def icon(path: str) -> str:
     """A drawing as an address that needs no network; it shows on light and on dark ground."""
     drawing = (
-        "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 24 24'%3E"
-        f"%3Cpath fill='none' stroke='gray' stroke-width='2' d='{path}'/%3E%3C/svg%3E"
+        "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0,0,24,24'%3E"
+        f"%3Cpath fill='none' stroke='gray' stroke-width='2' d='{path.replace(' ', ',')}'/%3E%3C/svg%3E"
     )
     return "data:image/svg+xml," + drawing.replace(" ", "%20")  # an address has no blanks, and clients check it

@@ -33,18 +33,23 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
 
 
 def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
-    @server.tool(**described("rl_list_environments", read_only=True))
+    @server.tool(**described("rl_list_environments", read_only=True, open_world=True))
     @timely
     async def rl_list_environments(
         source: Annotated[
             str, Field(max_length=200, description="Name of an environment: show its Python source instead.")
         ] = "",
+        dataset: Annotated[
+            str,
+            Field(max_length=400, description="Show this data set instead: local name, or owner/name of the Hub."),
+        ] = "",
+        split: Annotated[str, Field(max_length=200, description="Of the data set. Default: the first.")] = "",
         offset: Annotated[int, Field(ge=0, description="Rows (of a source: characters) to skip: next_offset.")] = 0,
         limit: Annotated[
             int, Field(ge=0, le=100_000, description="Rows (of a source: characters) at most. 0 = as many as fit.")
         ] = 0,
     ) -> Annotated[t.CallToolResult, r.ListEnvironments]:
-        result = await operations.list_environments(limit, offset, source)
+        result = await operations.list_environments(limit, offset, source, dataset, split)
         return success(words.environments, result, links.environments(result))
 
     @server.tool(**described("rl_select_environment", idempotent=True))

@@ -13,7 +13,7 @@ from mcp_rig import SERVER, environment_file, in_memory, over_stdio
 
 PARTS = {"include", "process", "step", "offset", "limit"}
 ARGUMENTS = {
-    "rl_list_environments": (set(), {"source", "offset", "limit"}),
+    "rl_list_environments": (set(), {"source", "dataset", "split", "offset", "limit"}),
     "rl_select_environment": ({"name"}, set()),
     "rl_get_current_config": (set(), {"text", "offset", "limit"}),
     "rl_edit_config": ({"field", "value"}, {"revision"}),

@@ -16,7 +16,7 @@ from hermes_rl_mcp.server.answers import ErrorPayload
 from hermes_rl_mcp.server.schemas import published_input, published_output
 
 HINTS = {
-    "rl_list_environments": (True, False, True, False),
+    "rl_list_environments": (True, False, True, True),
     "rl_select_environment": (False, False, True, False),
     "rl_get_current_config": (True, False, True, False),
     "rl_edit_config": (False, False, True, False),
