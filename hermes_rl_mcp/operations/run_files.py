@@ -14,6 +14,9 @@ from hermes_rl_mcp.operations.reading import RunReader, known_secrets
 from hermes_rl_mcp.redact import redact
 from hermes_rl_mcp.untrusted import shown_values
 
+_SAID_CHARS = 200
+"""Of a parser's complaint, which quotes the file."""
+
 
 async def shown_config(context: Context, reader: RunReader) -> Any:
     """``config.yaml``; before the run has ports, what was asked for. Raises NotFoundError."""
@@ -27,8 +30,8 @@ def read_config(context: Context, reader: RunReader) -> Any:
     path = paths.config if paths.config.is_file() else paths.request
     try:
         loaded = yaml.safe_load(read_file(path))
-    except OSError as error:
-        raise NotFoundError(f"{path} cannot be read: {error.strerror}.") from error
+    except (OSError, yaml.YAMLError) as error:
+        raise NotFoundError(f"{path} cannot be read: {str(error)[:_SAID_CHARS]}.") from error
     return shown_values(redact(loaded, known_secrets(context, run_id)))
 
 
