@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -39,6 +40,7 @@ _PARTS_OF_NAMES = ("key", "secret", "password", "token")
 _URL_USER = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://)[^/\s:@]+:[^/\s@]+@")
 
 
+@lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether a field or variable of this name holds a secret."""
     return _SECRET_KEY.search(name) is not None

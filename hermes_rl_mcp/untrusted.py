@@ -36,7 +36,10 @@ def shown(text: str, limit: int = MAX_CHARS) -> str:
     cut = len(text) - limit
     if cut > 0:
         text = text[:limit]
-    text = HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+    if not (
+        text.isascii() and text.isprintable()
+    ):  # most are, and asking is quicker than looking for what is not there
+        text = HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
     return f"{text}… [{cut} more characters]" if cut > 0 else text
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import anyio
 from anyio import to_thread
+from pydantic_core import from_json
 
 from hermes_rl_mcp.checkpoints import Marked, complete
 from hermes_rl_mcp.contracts.runs import UNKNOWN, UNREADABLE, ChildReport, ProcessName, RunRecord, RunStatus
@@ -125,11 +126,12 @@ class RunStore:
     def recent(self, run_id: str, count: int) -> Objects:
         """The last steps, at most ``count`` of them, oldest first; the same time for a long run as for a short one."""
         text = outcome.tail(self._paths(run_id).metrics, _RECENT_BYTES)
-        return [found for line in text.splitlines()[-count - 1 :] if (found := _object(line)) is not None][-count:]
+        return _objects([line.encode() for line in text.splitlines()[-count - 1 :]])[-count:]
 
     def last_evaluation(self, run_id: str) -> float | None:
         """The environment's last ``eval/percent_correct``."""
-        for line in reversed(outcome.tail(self._paths(run_id).env_metrics, _EVALUATION_BYTES).splitlines()):
+        text = outcome.tail(self._paths(run_id).env_metrics, _EVALUATION_BYTES)
+        for line in reversed(text.splitlines()) if _EVALUATION in text else ():
             value = (_object(line) or {}).get(_EVALUATION) if _EVALUATION in line else None
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
@@ -216,9 +218,9 @@ def _read_lines(path: Path, offset: int) -> Lines:
 
 
 def _objects(lines: Sequence[bytes]) -> Objects:
-    """All at once if every line is whole, which is quicker; else what can be read of them."""
+    """All at once if every line is as our trainer writes it, which is quicker; else what can be read of them."""
     try:
-        found = _JSON.decode(f"[{b','.join(lines).decode()}]")
+        found = from_json(b"[" + b",".join(lines) + b"]", allow_inf_nan=False)
     except ValueError:
         found = []
     if len(found) == len(lines) and all(isinstance(one, dict) for one in found):
