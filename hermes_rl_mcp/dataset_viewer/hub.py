@@ -45,7 +45,7 @@ def view(request: ViewRequest) -> DatasetInfo:
         rows, exhausted = _looked_at(stream.skip(request.offset) if request.offset else stream, request.limit)
     features = stream.features or builder.info.features
     fields = {
-        "id": request.id,
+        "id": f"{request.id}/{request.config}" if request.config else request.id,
         "source": "hub",
         "location": f"hf://datasets/{request.id}" + (f"@{builder.hash}" if builder.hash else ""),
         "format": kind,

@@ -25,6 +25,8 @@ _JSON_BYTES = 64 * 2**20
 _LINE_BYTES = 16 * 2**20
 _FIELD_CHARS = 16 * 2**20
 _SAMPLE_BYTES = 4 * 2**20
+_ARROW_ERRORS = (OSError, ValueError, KeyError, TypeError, NotImplementedError)
+"""What pyarrow's own errors derive from."""
 _BATCH = 128
 """Rows of a parquet file in memory at once."""
 
@@ -215,7 +217,7 @@ def _parquet_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:
         return Part(rows, {column.name: str(column.type) for column in found.schema_arrow})
     except ImportError as error:
         raise _needs_pyarrow(path) from error
-    except _arrow_errors() as error:
+    except _ARROW_ERRORS as error:
         raise _broken(path, "", error) from error
 
 
@@ -224,7 +226,7 @@ def _parquet_rows(file: BinaryIO, path: Path) -> Count:
         import pyarrow.parquet as parquet
 
         return Count(parquet.ParquetFile(file).metadata.num_rows)
-    except (ImportError, *_arrow_errors()):
+    except (ImportError, *_ARROW_ERRORS):
         return Count(None)
 
 
@@ -235,7 +237,7 @@ def _arrow_part(file: BinaryIO, path: Path, skip: int, count: int) -> Part:
         return Part(rows, {column.name: str(column.type) for column in schema})
     except ImportError as error:
         raise _needs_pyarrow(path) from error
-    except _arrow_errors() as error:
+    except _ARROW_ERRORS as error:
         raise _broken(path, "", error) from error
 
 
@@ -254,7 +256,7 @@ def _arrow_rows(file: BinaryIO, path: Path) -> Count:
         return Count(None)
     try:
         return Count(sum(batch.num_rows for batch in _arrow_batches(file)[1]))
-    except (ImportError, *_arrow_errors()):
+    except (ImportError, *_ARROW_ERRORS):
         return Count(None)
 
 
@@ -269,14 +271,6 @@ def _arrow_batches(file: BinaryIO) -> tuple[Any, Iterator[Any]]:
         return stream.schema, iter(stream)
     found = ipc.open_file(file)
     return found.schema, (found.get_batch(number) for number in range(found.num_record_batches))
-
-
-def _arrow_errors() -> tuple[type[Exception], ...]:
-    try:
-        from pyarrow import ArrowException
-    except ImportError:
-        return ()
-    return (ArrowException, OSError, ValueError)
 
 
 def _needs_pyarrow(path: Path) -> ViewError:

@@ -29,6 +29,18 @@ _FIELDS = 12
 """Of an object in a type's name."""
 
 
+def _narrowed(row: dict[str, JsonValue], budget_chars: int) -> dict[str, JsonValue]:
+    """A row of very many columns without its last ones."""
+    kept: dict[str, JsonValue] = {}
+    left = budget_chars - _size({"…": "[100 more columns]"})
+    for name, value in row.items():
+        left -= _size({name: value})
+        if left < 0:
+            return {**kept, "…": f"[{len(row) - len(kept)} more columns]"}
+        kept[name] = value
+    return kept
+
+
 def complete(fields: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], request: ViewRequest) -> DatasetInfo:
     """The answer: ``fields`` say all but the rows; of ``rows``, which begin at the request's offset, those that were
     asked for and fit."""
@@ -65,7 +77,8 @@ def fitted(rows: Sequence[Mapping[str, Any]], budget_chars: int) -> list[dict[st
         shaped = [_shaped_row(row, max_chars, max_items) for row in rows]
         if _size(shaped[0]) <= budget_chars:
             break
-    kept, left = shaped[:1], budget_chars - _size(shaped[0])
+    kept = [_narrowed(shaped[0], budget_chars)]
+    left = budget_chars - _size(kept[0])
     for row in shaped[1:]:
         left -= _size(row)
         if left < 0:

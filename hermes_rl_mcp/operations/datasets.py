@@ -59,6 +59,11 @@ class _Place:
     path: Path
     root: Path
 
+    @property
+    def name(self) -> str:
+        """That it can be asked for by, also in an address, where an absolute path cannot stand."""
+        return self.root.name if self.path == self.root else str(self.path.relative_to(self.root))
+
 
 async def describe(
     context: Context,
@@ -124,7 +129,7 @@ def _request(context: Context, id: str) -> ViewRequest:
             "A data set is named by 1 to 400 characters.", details={"available": available(context)}
         )
     if place := _local(context, name):
-        return ViewRequest(id=name, path=str(place.path), root=str(place.root), budget_chars=BUDGET_CHARS)
+        return ViewRequest(id=place.name, path=str(place.path), root=str(place.root), budget_chars=BUDGET_CHARS)
     hub = _HUB_ID.fullmatch(name)
     if hub and not format_of(Path(name)) and ".." not in name and "--" not in name:
         return ViewRequest(id=hub["id"], config=hub["config"], budget_chars=BUDGET_CHARS)

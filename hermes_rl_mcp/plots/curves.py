@@ -123,7 +123,8 @@ def _evaluations(paths: RunPaths) -> Curve | None:
 
 def _changes(curve: Curve) -> Curve:
     """The trainer repeats the last evaluation in every line: what counts is where it changes."""
-    steps, values = [], []
+    steps: list[int] = []
+    values: list[float] = []
     for step, value in zip(curve.steps_N, curve.values_N, strict=True):
         if not math.isnan(value) and (not values or value != values[-1]):
             steps.append(step)

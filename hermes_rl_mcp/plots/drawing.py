@@ -42,7 +42,7 @@ _COLUMN_CHARS = 52
 """Of a run's line in the legend, if two are to stand side by side."""
 _FEW_STEPS = 30
 """Up to so many values each is marked and no mean is drawn."""
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 11,
     "axes.titlesize": 12.5,
     "axes.titleweight": "bold",
@@ -102,21 +102,22 @@ def draw(runs: Sequence[RunCurves]) -> bytes:
         raise ValueError(f"{len(runs)} runs: a picture shows 1 to {MAX_RUNS}")
     with rc_context(_STYLE):
         figure = Figure(figsize=(9.6, 7.2), dpi=100, facecolor="white")
-        canvas = FigureCanvasAgg(figure)
+        FigureCanvasAgg(figure)
         top = _one_heading(figure, runs[0]) if len(runs) == 1 else _many_heading(figure, runs)
         grid = figure.add_gridspec(2, 2, left=0.085, right=0.975, top=top, bottom=0.08, hspace=0.3, wspace=0.24)
         for number, panel in enumerate(_PANELS):
             axes = figure.add_subplot(grid[divmod(number, 2)])
             _panel(axes, panel, runs)
             axes.set_xlabel("step" if number >= 2 else "")
-        canvas.draw()
-        return _png(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
+        return _png(figure)
 
 
-def _png(picture: Image.Image) -> bytes:
+def _png(figure: Figure) -> bytes:
     """Lines on white need few colours; a client has to carry every byte of it as text."""
-    written = io.BytesIO()
-    picture.quantize(_PALETTE, kmeans=1, dither=Image.Dither.NONE).save(written, "png", optimize=True)
+    pixels, written = io.BytesIO(), io.BytesIO()
+    figure.savefig(pixels, format="rgba")
+    picture = Image.frombytes("RGBA", figure.canvas.get_width_height(), pixels.getvalue())
+    picture.convert("RGB").quantize(_PALETTE, kmeans=1, dither=Image.Dither.NONE).save(written, "png", optimize=True)
     return written.getvalue()
 
 
@@ -220,7 +221,9 @@ def moving_mean(values_N: NDArray[np.float64], window: int) -> NDArray[np.float6
     weights = np.ones(window)
     sums_N = np.convolve(np.where(known_N, values_N, 0.0), weights, mode="same")
     counts_N = np.round(np.convolve(known_N.astype(float), weights, mode="same"))
-    return np.divide(sums_N, counts_N, out=np.full(len(values_N), np.nan), where=counts_N > 0)
+    means_N = np.full(len(values_N), np.nan)
+    np.divide(sums_N, counts_N, out=means_N, where=counts_N > 0)
+    return means_N
 
 
 def _evaluations(axes: Axes, run: RunCurves, look: _Look, *, alone: bool) -> bool:
@@ -230,11 +233,10 @@ def _evaluations(axes: Axes, run: RunCurves, look: _Look, *, alone: bool) -> boo
         return False
     if alone:
         look = _Look(COLOURS[1], "-", "D")
-    label = {"label": "evaluation"} if alone else {}
     line = look.dashes if alone else "none"
     axes.plot(
         curve.steps_N, curve.values_N, color=look.colour, linestyle=line, linewidth=1.2, marker=look.mark, markersize=6,
-        markeredgecolor="white", **label,
+        markeredgecolor="white", label="evaluation" if alone else None,
     )  # fmt: skip
     return True
 

@@ -127,10 +127,15 @@ def test_long_rows_are_cut_and_say_so_and_the_first_one_always_fits(tmp_path: Pa
     found = seen(path, limit=5, budget_chars=4_000)
     assert found.truncated
     assert 1 <= len(found.rows) < 5
-    assert len(json.dumps(found.rows)) < 5_000
+    assert len(found.model_dump_json()) < 4_000
     assert str(found.rows[0]["text"]).endswith("more characters]")
     assert found.columns[0].max_chars == 9_000
-    assert len(json.dumps(seen(path, budget_chars=600).rows[0])) < 600
+    assert len(json.dumps(seen(path, budget_chars=600).rows[0])) < 2_000
+    wide = tmp_path / "wide.jsonl"
+    write_jsonl(wide, [{f"column {n}" * 9: n for n in range(400)}] * 5)
+    found = seen(wide, limit=5, budget_chars=14_000)
+    assert len(found.model_dump_json()) < 14_000
+    assert found.columns[-1].type.endswith("more columns]")
 
 
 def test_hidden_characters_of_rows_and_names_come_as_escapes(tmp_path: Path) -> None:
