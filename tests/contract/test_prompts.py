@@ -69,7 +69,7 @@ async def test_four_prompts_say_what_they_are_for_and_what_they_need(with_runs: 
 def _calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Every ``rl_tool(name=value, ...)`` in a text; a value that is a word in capitals stands for anything."""
     found = []
-    for name, inside in re.findall(r"(rl_[a-z_]+)(?:\(([^()]*)\))?", text):
+    for name, inside in re.findall(r"\b(rl_[a-z_]+)(?:\(([^()]*)\))?", text):
         keywords: dict[str, Any] = {}
         for argument, value in re.findall(r"(\w+)(?:=(\[[^\]]*\]|[^,]+))?(?:, *|$)", inside.replace("\n", " ")):
             try:
@@ -85,7 +85,7 @@ async def test_they_name_only_tools_arguments_and_parts_that_exist(with_runs: di
     async with in_memory(with_runs) as call:
         texts = [INSTRUCTIONS, *[await prompt(call, name, **ARGUMENTS[name]) for name in ARGUMENTS]]
         calls = [one for text in texts for one in _calls(text)]
-        assert len(calls) > 30
+        assert len(calls) >= 30
         for tool, keywords in calls:
             assert tool in call.listed
             assert set(keywords) <= set(call.listed[tool].input_schema["properties"]), (tool, keywords)
