@@ -29,7 +29,7 @@ _DATASETS = ("id", "dataset")
 def register(server: MCPServer[Any], context: Context) -> None:
     """Adds the one handler that completes everything."""
 
-    @server.completion()
+    @server.completion()  # type: ignore[no-untyped-call, untyped-decorator]  # the SDK's decorator has no types
     async def complete_argument(
         ref: t.PromptReference | t.ResourceTemplateReference, argument: t.CompletionArgument, _: Any
     ) -> t.Completion:

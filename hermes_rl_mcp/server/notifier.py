@@ -20,6 +20,7 @@ from mcp.server.connection import Connection
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions
 from mcp.server.mcpserver import MCPServer
+from mcp.server.models import InitializationOptions
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
     ListenHandler,
@@ -47,6 +48,7 @@ MAX_FOLLOWED = 1_000
 MAX_URI_CHARS = 2_000
 
 RequestContext = ServerRequestContext[Any, Any]
+Settings = dict[str, dict[str, Any]]
 
 
 class Notifier:
@@ -75,10 +77,14 @@ class Notifier:
         low.add_request_handler("resources/templates/list", t.PaginatedRequestParams, self._list_templates)
         usual = low.create_initialization_options
 
-        def with_list_changes(options: NotificationOptions | None = None, *rest: Any, **named: Any) -> Any:
-            made = options or NotificationOptions()  # the transports give none
+        def with_list_changes(
+            notification_options: NotificationOptions | None = None,
+            experimental_capabilities: Settings | None = None,
+            extensions: Settings | None = None,
+        ) -> InitializationOptions:
+            made = notification_options or NotificationOptions()  # the transports give none
             made.resources_changed = True
-            return usual(made, *rest, **named)
+            return usual(made, experimental_capabilities, extensions)
 
         low.create_initialization_options = with_list_changes  # type: ignore[method-assign]
 

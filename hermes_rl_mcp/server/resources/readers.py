@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import anyio.to_thread
 import yaml
@@ -25,7 +25,6 @@ from hermes_rl_mcp.operations.environments import catalog, source_of
 from hermes_rl_mcp.operations.log_window import MAX_WINDOW_BYTES
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.run_files import shown_config, shown_record
-from hermes_rl_mcp.paths import PROCESS_LOGS
 from hermes_rl_mcp.server.resources.kinds import WINDOW, Content, Parameters
 from hermes_rl_mcp.untrusted import shown, shown_values
 
@@ -140,10 +139,11 @@ async def _run(context: Context, parameters: Parameters) -> RunReader:
 
 def known_process(name: str) -> LogName:
     """Raises NotFoundError with the names there are."""
-    for known in PROCESS_LOGS:
+    names: tuple[LogName, ...] = get_args(LogName)
+    for known in names:
         if known == name:
             return known
-    raise NotFoundError(f"No log '{name[:200]}'.", hint=f"There are: {', '.join(PROCESS_LOGS)}.")
+    raise NotFoundError(f"No log '{name[:200]}'.", hint=f"There are: {', '.join(names)}.")
 
 
 async def _page(context: Context, parameters: Parameters, read: PageReader, untrusted: str | None = None) -> Content:
