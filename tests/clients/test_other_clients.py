@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client_rig import TRANSPORTS, drive, interpreter, served_over
+from client_rig import TRANSPORTS, at, drive, interpreter, served_over
+from served import product
+from wire import ERA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("library", ["mcp1", "fastmcp"])
-def test_another_client_finds_everything_and_trains(
-    environ: dict[str, str], tmp_path: Path, library: str, transport: str
-) -> None:
+CLIENTS = [("mcp1", "legacy"), ("fastmcp", "modern"), ("fastmcp", "legacy")]
+"""FastMCP's finds the newer era by itself, and over SSE looks for none."""
+
+
+def revision(library: str, era: str, transport: str) -> str:
+    return ERA["legacy" if (library, transport) == ("fastmcp", "sse") else era]
+
+
+def python_with(library: str) -> Path:
     python = interpreter(library)
     if not python.exists():
         pytest.skip("make clients makes the virtual environments of other clients")
+    return python
+
+
+@pytest.fixture(scope="module")
+def address(module_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with product(module_environ, tmp_path_factory.mktemp("server") / "log") as url:
+        yield url
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("library", "era"), CLIENTS)
+def test_another_client_finds_everything_over_each_transport(
+    module_environ: dict[str, str], address: str, library: str, era: str, transport: str
+) -> None:
+    seen = drive(python_with(library), library, era, "glance", at(transport, address, module_environ), 120)
+    assert seen["revision"] == revision(library, era, transport)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("library", "era"), CLIENTS[:2])
+def test_another_client_trains_from_selection_to_results(
+    environ: dict[str, str], tmp_path: Path, library: str, era: str, transport: str
+) -> None:
+    python = python_with(library)
     with served_over(transport, environ, tmp_path / "server.log") as target:
-        seen = drive(python, library, "legacy", "glance", target, 120)
-        assert seen["prompts"]
-        trained = drive(python, library, "legacy", "whole", target, 500)
-    assert trained["steps"] >= 2
+        seen = drive(python, library, era, "whole", target, 500)
+    assert seen["revision"] == revision(library, era, transport)

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import mcp.types as t
 from fastmcp import Client
 from fastmcp.client.transports import SSETransport, StdioTransport, StreamableHttpTransport
-from wire import Answer, OnProgress, Target, content_of, said_in
+from mcp.client.subscriptions import listen
+from wire import ERA, Answer, OnProgress, Target, content_of, said_in
 
 _TIMEOUT_S = 90
 
@@ -55,9 +57,22 @@ class FastMcp:
     @asynccontextmanager
     async def watch(self, uri: str) -> AsyncIterator[list[str]]:
         self._changed.clear()
-        await self._client.session.subscribe_resource(uri)
-        yield self._changed
-        await self._client.session.unsubscribe_resource(uri)
+        if self.revision != ERA["modern"]:
+            await self._client.session.subscribe_resource(uri)
+            yield self._changed
+            await self._client.session.unsubscribe_resource(uri)
+            return
+
+        async def follow() -> None:
+            async for event in stream:
+                self._changed.append(str(getattr(event, "uri", event)))
+
+        # FastMCP has no call for it, so this is the SDK's on its session.
+        listening = listen(self._client.session, resource_subscriptions=[uri])
+        async with listening as stream, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            yield self._changed
+            tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -76,5 +91,6 @@ async def connect(target: Target, era: str) -> AsyncIterator[FastMcp]:
         transport = SSETransport(target.url, target.headers)
     else:
         transport = StreamableHttpTransport(target.url, target.headers)
-    async with Client(transport, timeout=_TIMEOUT_S, message_handler=heard) as client:
-        yield FastMcp(client, "", changed)
+    mode = {"legacy": "legacy", "modern": "auto"}[era]  # auto is what it does when nobody asks
+    async with Client(transport, mode=mode, timeout=_TIMEOUT_S, message_handler=heard) as client:
+        yield FastMcp(client, client.protocol_version or "", changed)
