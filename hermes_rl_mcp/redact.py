@@ -37,6 +37,7 @@ _ASSIGNED = re.compile(
 _PARTS_OF_VALUES = ("sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "tml-", "AIza")
 _PARTS_OF_NAMES = ("key", "secret", "password", "token")
 """What every match of the two patterns above has in it."""
+_SHORTEST_MATCH = len("a://b:c@")
 _URL_USER = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://)[^/\s:@]+:[^/\s@]+@")
 
 
@@ -99,13 +100,15 @@ def redact_field(name: str, value: Any) -> Any:
 
 
 def _redact(value: Any, known: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        return _masked(value, known)
+    if value is None or isinstance(value, int | float):
+        return value
     if isinstance(value, Mapping):
         return {
             key: MASK if is_secret_name(str(key)) and _holds_something(item) else _redact(item, known)
             for key, item in value.items()
         }
-    if isinstance(value, str):
-        return _masked(value, known)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [_redact(item, known) for item in value]
     return value
@@ -114,14 +117,23 @@ def _redact(value: Any, known: Sequence[str]) -> Any:
 def _masked(text: str, known: Sequence[str]) -> str:
     for one in known:
         text = text.replace(one, MASK)
-    if any(part in text for part in _PARTS_OF_VALUES):  # much quicker than a search that finds nothing
+    if len(text) < _SHORTEST_MATCH:
+        return text
+    if _has_one_of(_PARTS_OF_VALUES, text):  # much quicker than a search that finds nothing
         text = _SECRET_VALUE.sub(MASK, text)
     folded = text.casefold()
     if "bearer" in folded:
         text = _BEARER.sub(rf"\g<1>{MASK}", text)
-    if ("=" in text or ":" in text) and any(part in folded for part in _PARTS_OF_NAMES):
+    if ("=" in text or ":" in text) and _has_one_of(_PARTS_OF_NAMES, folded):
         text = _ASSIGNED.sub(rf"\g<1>{MASK}", text)
     return _URL_USER.sub(rf"\g<1>{MASK}@", text) if "://" in text and "@" in text else text
+
+
+def _has_one_of(parts: Sequence[str], text: str) -> bool:
+    for part in parts:  # noqa: SIM110 - any() with a generator takes three times as long
+        if part in text:
+            return True
+    return False
 
 
 def _holds_something(value: Any) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import string
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hermes_rl_mcp import redact as module
 from hermes_rl_mcp.redact import MASK, redact, redact_text
 
 KEY = "sk-" + "a1B2" * 8
@@ -47,3 +48,46 @@ def test_a_key_never_survives_wherever_it_stands(secret: str, around: str) -> No
     shown = json.dumps(redact({"log": [text], "api_key": secret}))
     assert f"sk-{secret}" not in shown
     assert json.loads(shown)["api_key"] == MASK
+
+
+PIECES = [
+    *(
+        "sk-",
+        "hf_",
+        "ghp_",
+        "gho_",
+        "ghu_",
+        "ghs_",
+        "ghr_",
+        "github_pat_",
+        "xoxb-",
+        "AKIA",
+        "tml-",
+        "AIza",
+        "A1B2C3D4E5",
+    ),
+    *(
+        "a1b2c3d4e5f6",
+        "0123456789ABCDEF",
+        "bearer ",
+        "BEARER\t",
+        "api_key",
+        "APIKEY",
+        "Secret",
+        "password",
+        "auth-token",
+    ),
+    *("\N{KELVIN SIGN}ey", "\N{LATIN SMALL LETTER LONG S}ecret", "=", ": ", "://", "@", "u:p", " ", "\n", "é", '"'),
+]
+
+
+@example("a password=abcd1234")
+@example("\N{LATIN SMALL LETTER LONG S}ecret=abcd1234")
+@example("a://u:p@")
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+def test_the_quick_look_for_what_may_be_a_key_overlooks_nothing(text: str) -> None:
+    searched = module._SECRET_VALUE.sub(MASK, text)
+    for pattern, end in ((module._BEARER, ""), (module._ASSIGNED, ""), (module._URL_USER, "@")):
+        searched = pattern.sub(rf"\g<1>{MASK}{end}", searched)
+    assert redact_text(text) == searched
