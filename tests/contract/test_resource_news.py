@@ -25,7 +25,7 @@ from test_server_resources import begun
 
 from hermes_rl_mcp.contracts.runs import RunStatus
 from hermes_rl_mcp.operations.operations import Operations
-from hermes_rl_mcp.operations.settings import Flags
+from hermes_rl_mcp.operations.options import Flags
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.runs import locks
 from hermes_rl_mcp.server.app import HermesServer, build_server
@@ -180,7 +180,8 @@ async def test_whoever_has_the_list_is_told_when_it_changes_and_not_when_somethi
     environ: dict[str, str], tmp_path: Path, home: Home, run: RunPaths
 ) -> None:
     path = environment_file(tmp_path / "envs")
-    server = serving(environ, env_dirs=[str(tmp_path / "envs")])
+    (tmp_path / "data").mkdir()
+    server = serving(environ, env_dirs=[str(tmp_path / "envs")], data_dirs=[str(tmp_path / "data")])
     async with subscriber(server, MODES[0]) as old, subscriber(server, MODES[1]) as new:
         for one in (old, new):
             await one.subscribe(METRICS, lists=True)
@@ -197,6 +198,9 @@ async def test_whoever_has_the_list_is_told_when_it_changes_and_not_when_somethi
         for one in (old, new):
             await one.news.wait(LISTS, 2)
             assert len(one.news.of(LISTS)) == 2
+        add_line(tmp_path / "data" / "sums.jsonl")
+        for one in (old, new):
+            await one.news.wait(LISTS, 3)
     assert server.notifier.idle
 
 

@@ -48,8 +48,10 @@ def look_at(context: Context, kind: Kind, parameters: Mapping[str, str]) -> Look
 
 
 def listing(context: Context) -> Stamp:
-    """Of everything that ``listed`` depends on: which runs there are, and the files of environments."""
-    return (_stamp(context.home.runs), *_stamps(_sources(context)))
+    """Of everything that ``listed`` depends on: which runs and data sets there are, and the files of environments."""
+    from hermes_rl_mcp.operations.datasets import available  # the server must start fast
+
+    return (_stamp(context.home.runs), tuple(available(context)), *_stamps(_sources(context)))
 
 
 def _environment(context: Context, kind: Kind, name: str) -> Look:
