@@ -156,4 +156,5 @@ async def test_arguments_of_prompts_complete(with_runs: dict[str, str]) -> None:
             f"{RUNS[0]},{RUNS[1]}",
             f"{RUNS[0]},{RUNS[2]}",
         }
+        assert "gsm8k_sample" in await completed("create_environment", "dataset", "gsm")
         assert await completed("train_model", "goal", "x") == []
