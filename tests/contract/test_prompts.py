@@ -148,6 +148,7 @@ async def test_arguments_of_prompts_complete(with_runs: dict[str, str]) -> None:
             return (await call.client.complete(ref, {"name": argument, "value": typed})).completion.values
 
         assert "arithmetic" in await completed("train_model", "environment", "ari")
+        assert await completed("train_model", "model", "builtin:s") == ["builtin:smollm2-135m"]
         assert await completed("train_model", "model", "builtin:t") == ["builtin:tiny"]
         assert set(await completed("diagnose_run", "run_id", "")) == set(RUNS)
         assert set(await completed("compare_runs", "run_ids", "0123")) == set(RUNS[:2])
