@@ -98,18 +98,23 @@ class _Look:
 
 def draw(runs: Sequence[RunCurves]) -> bytes:
     """A PNG of 960 x 720 pixels. ValueError for no run, or more than MAX_RUNS."""
+    with rc_context(_STYLE):
+        return _png(figure_of(runs))
+
+
+def figure_of(runs: Sequence[RunCurves]) -> Figure:
+    """What ``draw`` makes a picture of. ValueError for no run, or more than MAX_RUNS."""
     if not 1 <= len(runs) <= MAX_RUNS:
         raise ValueError(f"{len(runs)} runs: a picture shows 1 to {MAX_RUNS}")
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(9.6, 7.2), dpi=100, facecolor="white")
-        FigureCanvasAgg(figure)
-        top = _one_heading(figure, runs[0]) if len(runs) == 1 else _many_heading(figure, runs)
-        grid = figure.add_gridspec(2, 2, left=0.085, right=0.975, top=top, bottom=0.08, hspace=0.3, wspace=0.24)
-        for number, panel in enumerate(_PANELS):
-            axes = figure.add_subplot(grid[divmod(number, 2)])
-            _panel(axes, panel, runs)
-            axes.set_xlabel("step" if number >= 2 else "")
-        return _png(figure)
+    figure = Figure(figsize=(9.6, 7.2), dpi=100, facecolor="white")
+    FigureCanvasAgg(figure)
+    top = _one_heading(figure, runs[0]) if len(runs) == 1 else _many_heading(figure, runs)
+    grid = figure.add_gridspec(2, 2, left=0.085, right=0.975, top=top, bottom=0.08, hspace=0.3, wspace=0.24)
+    for number, panel in enumerate(_PANELS):
+        axes = figure.add_subplot(grid[divmod(number, 2)])
+        _panel(axes, panel, runs)
+        axes.set_xlabel("step" if number >= 2 else "")
+    return figure
 
 
 def _png(figure: Figure) -> bytes:

@@ -35,6 +35,7 @@ async def use():
     async with Client(build_server(Operations.from_environ(os.environ))) as client:
         for tool, arguments in (
             ("rl_list_environments", {}),
+            ("rl_list_environments", {"dataset": "gsm8k_sample"}),
             ("rl_select_environment", {"name": "arithmetic"}),
             ("rl_get_current_config", {}),
             ("rl_edit_config", {"field": "batch_size", "value": 9}),

