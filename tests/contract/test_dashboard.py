@@ -205,6 +205,7 @@ async def test_what_models_environments_and_logs_wrote_is_text(environ: dict[str
                 await web.get("/dashboard"),
                 await web.get("/dashboard", params={"text": HOSTILE[:40]}),
                 await web.get("/dashboard", params=asked),
+                await web.get("/dashboard", params={"text": HOSTILE[-70:]}),
                 await web.get(run),
                 await web.get(run, params=asked),
                 await web.get(f"{run}/logs/trainer"),
@@ -229,7 +230,7 @@ async def test_what_models_environments_and_logs_wrote_is_text(environ: dict[str
             for name in ("href", "src", "action"):
                 assert (attributes.get(name) or "/").startswith(("/dashboard", "#", "/")), attributes
     assert all(
-        shows[index] for index in (0, 1, 3, 5, 6, 8)
+        shows[index] for index in (0, 1, 4, 6, 7, 9)
     )  # lists, the run, its log, both side by side, the failed one
 
 
@@ -344,6 +345,7 @@ async def test_runs_side_by_side_show_curves_differences_and_verdicts(environ: d
         text = Markup(page).text
         assert "improved by 0.46" in text
         assert "gsm8k" in text
+        assert "<code>environment</code>" in page
         for runs, status in (([COMPLETED], 400), ([COMPLETED, COMPLETED], 400), ([COMPLETED, "ffffffff"], 404)):
             assert (await web.get("/dashboard/compare", params={"run": runs})).status_code == status
 

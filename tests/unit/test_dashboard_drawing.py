@@ -43,6 +43,8 @@ def test_an_axis_of_steps_begins_and_ends_with_the_data(first: int, more: int) -
     assert axis.low <= first <= axis.high
     assert all(tick == int(tick) for tick in axis.ticks)
     assert len(set(axis.labels)) == len(axis.labels) <= 9
+    gaps = [after - before for before, after in zip(axis.ticks, axis.ticks[1:], strict=False)]
+    assert all(gap >= min(1, more) and gap >= more / 20 for gap in gaps)  # room for each label
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,10 @@ def test_text_stays_text_in_elements_and_attributes(text: str, attribute: str) -
     assert opening.count('"') == 2
     assert rest.endswith("x3</p>")
     assert joined([made]) == made
+
+
+def test_characters_that_nobody_sees_are_written_as_escapes() -> None:
+    assert el("p", "a\u202eb\x00", title="\x1b[2J") == '<p title="\\x1b[2J">a\\u202eb\\x00</p>'
 
 
 def curve_of(steps: int) -> Curve:
@@ -125,10 +131,9 @@ def test_a_curve_is_read_on_and_read_anew_when_the_file_is_another_one(series: t
     assert found.spark(RUN) == (0.1, 0.2, 0.3, 0.4, 0.5)
     metrics.write_text(lines[0])
     assert list(found.curve(RUN).steps) == [1]
-    metrics.unlink()
-    metrics.with_name("other").write_text("".join(lines))
+    metrics.with_name("other").write_text("".join(lines[1:]))
     metrics.with_name("other").rename(metrics)
-    assert list(found.curve(RUN).values["reward/mean"]) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert list(found.curve(RUN).values["reward/mean"]) == [0.2, 0.3, 0.4, 0.5]
 
 
 def test_rollouts_are_found_by_step_past_damaged_and_torn_lines(series: tuple[Series, Path, Path]) -> None:
