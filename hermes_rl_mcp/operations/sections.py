@@ -204,9 +204,9 @@ def log_page(context: Context, reader: RunReader, query: SectionQuery, budget: i
     while True:
         window = log_window(path, query.offset, limit, secrets)
         text = shown(redact_text(window.text), MAX_WINDOW_BYTES)
-        if len(text) <= budget or limit == 1:
+        if (weight := _weight(text)) <= budget or limit == 1:
             return LogPage(process=query.process, text=text, **_place(window.size, window.offset, window.length))
-        limit = max(1, limit * budget // len(text) - 1)  # escapes are longer than what they stand for
+        limit = max(1, limit * budget // weight - 1)  # escapes are longer than what they stand for
 
 
 def diagnosis(context: Context, reader: RunReader, query: SectionQuery, budget: int = BUDGET_CHARS) -> Diagnosis:
@@ -250,9 +250,9 @@ def text_page(text: str, offset: int, limit: int = 0, budget: int = BUDGET_CHARS
         if begin + len(part) < len(text) and (line_end := part.rfind("\n")) > 0:
             part = part[: line_end + 1]
         escaped = shown(part, len(part))
-        if len(escaped) <= budget or most == 1:
+        if (weight := _weight(escaped)) <= budget or most == 1:
             return TextPage(text=escaped, **_place(len(text), begin, len(part)))
-        most = max(1, most * budget // len(escaped) - 1)
+        most = max(1, most * budget // weight - 1)
 
 
 _READERS = {
@@ -291,6 +291,11 @@ def _fitting(rows: Sequence[Any], budget: int, *, newest: bool = False) -> list[
 
 def _size(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _weight(text: str) -> int:
+    """Its size as JSON. Escapes count more: of words a token is several characters, of these it is hardly one."""
+    return _size(text) + 3 * text.count("\\")
 
 
 def _parsed(model: type[Row], lines: Sequence[dict[str, Any]]) -> list[Row]:

@@ -62,6 +62,7 @@ def crowded(environ: dict[str, str], tmp_path: Path) -> dict[str, Any]:
     failed = {"status": RunStatus.FAILED, "error": WORDS, "text": WORDS}
     full_run(environ, RUN, steps=300, **failed)
     full_run(environ, OTHER, steps=300, **failed, env={"total_steps": 3, "group_size": 2, "batch_size": 4, "p": WORDS})
+    Home.from_environ(environ).log("env", OTHER).write_text("\x1b\u202e\x07" * 20_000)
     for number in range(60):
         full_run(environ, f"{number:08x}", steps=1, **failed)
     steps = [InferenceStep(step=i, completions=64, correct=3, scores=[1 / 3] * 64) for i in range(GROUPS)]
@@ -94,6 +95,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("rl_check_status", {"run_id": RUN}),
     ("rl_check_status", {"run_id": RUN, "include": EVERYTHING}),
     *(("rl_check_status", {"run_id": RUN, "include": [name], "limit": 100_000}) for name in EVERYTHING),
+    ("rl_check_status", {"run_id": OTHER, "include": ["log"], "process": "env", "limit": 100_000}),
     ("rl_get_results", {"run_id": RUN}),
     ("rl_get_results", {"run_id": RUN, "max_points": 500, "include": EVERYTHING}),
     ("rl_stop_training", {"run_id": RUN}),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_status_limit import LIMIT_S, RUN_ID, LiveRun
+from live_run import LIMIT_S, RUN_ID, LiveRun
 
 from hermes_rl_mcp.contracts.runs import RunStatus
 from hermes_rl_mcp.contracts.sections import SectionName
