@@ -149,7 +149,8 @@ def dashboard(
     """Show runs in a browser on this machine: curves, rollouts, logs, and a stop button. Ctrl-C ends it."""
     from hermes_rl_mcp.cli import dashboard as command
     from hermes_rl_mcp.operations.context import Context
-    from hermes_rl_mcp.operations.settings import Flags, load_settings
+    from hermes_rl_mcp.operations.options import Flags
+    from hermes_rl_mcp.operations.settings import load_settings
 
     command.run(Context(load_settings(os.environ, Flags(read_only=read_only))), port)
 
