@@ -30,8 +30,8 @@ from hermes_rl_mcp.operations import environments, listing, starting, status, tr
 from hermes_rl_mcp.operations.asking import Caller
 from hermes_rl_mcp.operations.context import Context, Progress, no_progress
 from hermes_rl_mcp.operations.listing import RunFilter
-from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.options import Flags
+from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.settings import Operator, load_settings
 
 
