@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_rig import Tools, environment_file
 from run_parts import run_request
 
-from hermes_rl_mcp.contracts.runs import RunStatus, Starter
+from hermes_rl_mcp.contracts.runs import Identity, RunStatus, Starter
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.settings import Flags
 from hermes_rl_mcp.paths import Home
@@ -25,7 +25,9 @@ from hermes_rl_mcp.runs.store import RunStore
 from hermes_rl_mcp.server.app import HermesServer, build_server
 
 RUN = "0123abcd"
-THEIRS = Starter(client="their-client", version="3")
+THEIRS = Starter(
+    client="their-client", version="3", server=Identity(pid=4_000_000, started_at=1.0, boot_id="an earlier one")
+)
 pytestmark = pytest.mark.anyio
 eras = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
@@ -44,17 +46,10 @@ class Person:
         return self._answer
 
 
-class Unable(Person):
-    """A client that promised forms and has none."""
-
-    async def __call__(self, context: Any, params: t.ElicitRequestParams) -> Any:
-        self.asked.append(params.message)
-        return t.ErrorData(code=-32601, message="no forms here")
-
-
 @pytest.fixture
-def home(environ: dict[str, str]) -> Iterator[Home]:
-    """With a run of another client that goes on: its supervisor, which is the test, has it."""
+def home(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """With a run of another client that goes on: its supervisor, which is the test, has it and answers to nothing."""
+    monkeypatch.setattr("hermes_rl_mcp.runs.launch._STOP_ANSWER_S", 0.0)
     home = Home.from_environ(environ)
     request = run_request(RUN, started_by=THEIRS)
     with launch._draft(home, request) as (draft, lock):
@@ -68,7 +63,7 @@ def server(environ: dict[str, str], **flags: Any) -> HermesServer:
 
 
 @asynccontextmanager
-async def client(of: HermesServer, mode: Any, person: Person | None = None, name: str = "mine") -> AsyncIterator[Tools]:
+async def client(of: HermesServer, mode: Any, person: Any = None, name: str = "mine") -> AsyncIterator[Tools]:
     info = t.Implementation(name=name, version="1")
     async with Client(of, mode=mode, elicitation_callback=person, client_info=info) as connected:
         yield Tools(connected, (await connected.list_tools()).tools)
@@ -114,18 +109,28 @@ async def test_with_forms_the_person_is_asked_whatever_confirm_says_and_their_ye
         (Person("cancel"), "gave no answer"),
         (Person(go_ahead="perhaps"), "no answer that fits"),
         (Person(), "no answer that fits"),
-        (Unable(), "could not be reached through this client"),
     ],
-    ids=["declined", "dismissed", "misfit", "empty", "no forms after all"],
+    ids=["declined", "dismissed", "misfit", "empty"],
 )
 async def test_anything_but_a_yes_leaves_the_run_alone_and_is_an_error_with_a_way_on(
     environ: dict[str, str], home: Home, mode: str, person: Person, says: str
 ) -> None:
-    if isinstance(person, Unable) and mode == "auto":
-        pytest.skip("the client of the SDK does not come back then")
     async with client(server(environ), mode, person) as call:
         error = await call.error("rl_stop_training", run_id=RUN)
         assert says in error["error"] and "hermes-rl runs" in error["hint"]
+    assert not asked_to_stop(home)
+
+
+async def test_a_client_that_promised_forms_and_has_none_gets_an_error_that_its_model_can_read(
+    environ: dict[str, str], home: Home
+) -> None:
+    async def unable(context: Any, params: t.ElicitRequestParams) -> t.ErrorData:
+        return t.ErrorData(code=-32601, message="no forms here")
+
+    async with client(server(environ), "legacy", unable) as call:
+        error = await call.error("rl_stop_training", run_id=RUN)
+        assert "could not be reached through this client (no forms here)" in error["error"]
+        assert "hermes-rl runs" in error["hint"]
     assert not asked_to_stop(home)
 
 

@@ -228,7 +228,7 @@ async def test_a_stop_that_was_asked_for_holds_though_its_call_was_cancelled(
     async with world.client(mode) as call:
         await cancelled(call, "rl_stop_training", {"run_id": WAITING, "confirm": True}, request.exists)
         assert json.loads(request.read_text())["reason"] == "rl_stop_training"
-        monkeypatch.undo()
+        monkeypatch.setattr("hermes_rl_mcp.runs.launch._STOP_ANSWER_S", 0.0)
         assert "Stopping" in (await call("rl_stop_training", run_id=WAITING))["message"]
 
 

@@ -119,8 +119,9 @@ class Checked:
 
 
 @pytest.fixture
-def server(environ: dict[str, str], tmp_path: Path) -> HermesServer:
+def server(environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HermesServer:
     """Over a home with an ended run, a damaged one, one that waits, and a test that is done."""
+    monkeypatch.setattr("hermes_rl_mcp.runs.launch._STOP_ANSWER_S", 0.0)
     environment_file(tmp_path / "envs")
     replaced = tmp_path / "commands.json"  # a trainer that is not ours is not measured
     replaced.write_text(json.dumps({"commands": {"trainer": ["false"]}}))

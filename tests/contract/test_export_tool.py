@@ -96,7 +96,9 @@ async def test_one_that_fails_says_why_and_what_to_do_and_can_be_tried_again(
         export = await ended(call)
         assert export["status"] == "failed" and export["error"] and export["hint"]
         log = home.run(RUN).exports / f"{NAME}.log"
-        assert export["log"] == str(log) and export["error"] in log.read_text() and export["hint"] in log.read_text()
+        said = log.read_text()
+        assert export["log"] == str(log)
+        assert f"Error: {export['error']}\n" in said and f"What to do: {export['hint']}" in said
         assert log.stat().st_mode & 0o077 == 0
         assert export["path"] == str(home.exports / f"{RUN}-{NAME}") and not list(home.exports.iterdir())
         again = await call.raw("rl_start_training", {"export_of": RUN})
