@@ -16,6 +16,8 @@ ALLOWED = {
     "trainer/openai_replies.py": "'created' of OpenAI's answers",
     "hermes_rl_mcp/operations/operations.py": "status limit over server restarts; an age below 0 counts as none",
     "hermes_rl_mcp/operations/context.py": "the same",
+    "hermes_rl_mcp/cli/client_files.py": "in the names of backups, for people",
+    "hermes_rl_mcp/dashboard/access.py": "when a session in a browser ends, also after a restart",
     "hermes_rl_mcp/cli/prune.py": "ages in days that a person names",
     "hermes_rl_mcp/runs/prune.py": "the same",
     "hermes_rl_mcp/runs/forecast/speed.py": "whether a measurement is an hour old",
