@@ -43,7 +43,8 @@ class Access:
     def __init__(self, token: str | None, *, read_only: bool, clock: Callable[[], float] = time.time) -> None:
         self._token = token.encode() if token else None
         self._clock = clock
-        self.may_stop = self._token is not None and not read_only
+        self.has_token = self._token is not None
+        self.may_stop = self.has_token and not read_only
         name = hashlib.sha256(self._token or b"").hexdigest()[:8]
         self.cookie = f"hermes_rl_{name}"
         """Two servers on one host have two names."""

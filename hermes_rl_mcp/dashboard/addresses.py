@@ -157,6 +157,9 @@ class _Pages:
 
     def _asked(self, request: Request, site: Site) -> Response:
         """For the token; with it in the address, one step to the same page without it."""
+        if not self._access.has_token:
+            sentence = "This server has no token, so its pages are shown to its own machine alone."
+            return _sealed(_html(message(site, "Not shown here", sentence, "Open them at 127.0.0.1 there."), 403))
         given = request.query_params.get("token")
         if given is None or request.method not in ("GET", "HEAD") or not self._access.knows(given):
             return _sealed(_html(_ask_page(site, wrong=given is not None), 401))

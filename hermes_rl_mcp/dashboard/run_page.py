@@ -48,7 +48,7 @@ def _sections(view: RunView) -> Safe:
         ("configuration", "Configuration", bool(view.config)),
     ]
     links = [el("a", name, href=f"#{key}") for key, name, there in parts if there]
-    return el("nav", links, class_="sections", aria_label="Parts of this page")
+    return el("nav", links, id="sections", data_live=True, class_="sections", aria_label="Parts of this page")
 
 
 def _head(site: Site, view: RunView, proof: str) -> Node:

@@ -130,7 +130,7 @@ async def test_without_a_token_only_this_machine_sees_it_and_nothing_can_be_stop
             assert "Stop run" not in page.text
             assert "no token" in page.text
             assert (await web.post(f"/dashboard/runs/{GOING}/stop", data={"proof": ""})).status_code == 403
-            assert (await web.get("/dashboard", headers={"Host": "evil.example"})).status_code == 401
+            assert (await web.get("/dashboard", headers={"Host": "evil.example"})).status_code == 403
         async with site(environ, read_only=True) as web:
             await signed_in(web)
             page = await web.get(f"/dashboard/runs/{GOING}")

@@ -102,17 +102,20 @@ def test_a_page_follows_the_run_keeps_what_is_open_and_stops_it_by_two_clicks(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
     home = Home.from_environ(environ)
-    with going(home), dashboard(environ) as (address, _), browser(tmp_path) as window:
+    with going(home, steps=0), dashboard(environ) as (address, _), browser(tmp_path) as window:
         window.open(address)
         window.until("return !location.search.includes('token')")
         window.open(f"{address.partition('?')[0]}/runs/{GOING}?log=env&step=3")
-        window.run("window.mine = 1; document.getElementById('more-curves').open = true")
-        step(home, 35)
-        window.until("return document.getElementById('curves').textContent.includes('steps 1 to 35')")
+        window.run("window.mine = 1")
+        assert "Curves" not in window.text("#sections")
+        step(home, 1)
+        window.until("return document.getElementById('sections').textContent.includes('Curves')")
+        window.run("document.getElementById('more-curves').open = true")
+        step(home, 2)
+        window.until("return document.getElementById('curves').textContent.includes('steps 1 to 2')")
         assert window.run("return window.mine") == 1  # without loading the page again
         assert window.run("return document.getElementById('more-curves').open")
-        assert window.run("return document.title").startswith("35/60")
-        assert "Rollouts of step 3" in window.run("return document.getElementById('rollouts').textContent")
+        assert window.run("return document.title").startswith("2/60")
         window.click("#stop summary")
         window.click("#stop form button")
         window.until("return document.readyState === 'complete' && !location.pathname.endsWith('/stop')")
