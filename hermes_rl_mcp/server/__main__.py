@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.server import wire
 from hermes_rl_mcp.server.flags import flags_of, parser, secrets_of, serving
 from hermes_rl_mcp.server.leaving import leave_on_signals
-from hermes_rl_mcp.server.startup import quick_start
+from hermes_rl_mcp.server.startup import HTTP_SERVER, quick_start, without
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LOG_BYTES = 5_000_000
@@ -34,13 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         with quick_start():
             from hermes_rl_mcp.operations.operations import Operations
             from hermes_rl_mcp.operations.settings import load_settings
-            from hermes_rl_mcp.server.app import build_server
 
             operator = load_settings(os.environ, flags)
             how = serving(operator.given)
             if how.log_file:
                 _log_to(how.log_file)
             operator = replace(operator, environ=secrets_of(how, operator.environ))
+            with without(HTTP_SERVER) if how.transport == "stdio" else nullcontext():
+                from hermes_rl_mcp.server.app import build_server
             server = build_server(Operations(operator))
         if how.transport == "stdio":
             from hermes_rl_mcp.server import serving_stdio

@@ -34,12 +34,13 @@ def described(
     idempotent: bool = False,
     open_world: bool = False,
 ) -> dict[str, Any]:
-    """Arguments of the SDK's ``tool`` decorator."""
+    """Arguments of the SDK's ``tool`` decorator. What the tool answers is published by ``tools.register``."""
     text = TEXTS[name]
     return {
         "name": name,
         "title": text.title,
         "description": text.description,
+        "structured_output": False,
         "icons": [t.Icon(src=icon(text.icon), mime_type="image/svg+xml")],
         "annotations": t.ToolAnnotations(
             read_only_hint=read_only,

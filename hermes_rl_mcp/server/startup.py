@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 _DRAWS_BOXES = "rich"
 """The SDK imports it for its own log handler, httpx for its command line; a server has no use for either."""
+HTTP_SERVER = "uvicorn"
+"""The SDK's event streams import it wherever they may be served, to be told when it ends."""
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def quick_start() -> Iterator[None]:
     gc.disable()
     BaseModel.model_config = ConfigDict(**usual, defer_build=True)
     try:
-        with _adapters_later(), _rebuilds_later(), _without(_DRAWS_BOXES):
+        with _adapters_later(), _rebuilds_later(), without(_DRAWS_BOXES):
             yield
     finally:
         BaseModel.model_config = usual
@@ -68,7 +70,7 @@ def _rebuilds_later() -> Iterator[None]:
 
 
 @contextmanager
-def _without(package: str) -> Iterator[None]:
+def without(package: str) -> Iterator[None]:
     """Who imports it in this block finds that it is not installed."""
     if package in sys.modules:
         yield

@@ -18,6 +18,7 @@ from hermes_rl_mcp.server import text as words
 from hermes_rl_mcp.server.answers import ErrorPayload, success
 from hermes_rl_mcp.server.arguments import Limit, Offset, Wait
 from hermes_rl_mcp.server.handling import described, progress, timely
+from hermes_rl_mcp.server.outline import outline, result_of
 from hermes_rl_mcp.server.schemas import published_input, published_output
 
 
@@ -28,8 +29,9 @@ def register(server: MCPServer[Any], operations: Operations) -> None:
     error = ErrorPayload.model_json_schema()
     for tool in server._tool_manager.list_tools():  # no public way to publish a schema of one's own in mcp 2.3
         tool.parameters = published_input(tool.parameters)
-        if tool.fn_metadata.output_schema is not None:
-            tool.fn_metadata.output_schema = published_output(tool.fn_metadata.output_schema, error)
+        result = result_of(tool.fn)
+        tool.fn_metadata.output_model = result  # what every answer is checked against
+        tool.fn_metadata.output_schema = published_output(outline(result), error)
 
 
 def _register_selection(server: MCPServer[Any], operations: Operations) -> None:

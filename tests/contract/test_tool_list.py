@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from datetime import date
+from typing import Any, Literal
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 from mcp_rig import in_memory
+from pydantic import BaseModel
 
+from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.server.answers import ErrorPayload
+from hermes_rl_mcp.server.app import build_server
+from hermes_rl_mcp.server.outline import _model, outline, result_of
 from hermes_rl_mcp.server.schemas import published_input, published_output
 
 HINTS = {
@@ -106,6 +111,24 @@ def test_a_published_schema_is_never_narrower_than_the_model() -> None:
         nulls = {n: None for n, part in schema["properties"].items() if {"type": "null"} in part.get("anyOf", ())}
         for name in nulls:
             jsonschema.Draft202012Validator(published["properties"][name]).validate(None)
+
+
+def test_the_published_schemas_are_those_that_pydantic_would_give(environ: dict[str, str]) -> None:
+    error = ErrorPayload.model_json_schema()
+    server = build_server(Operations.from_environ(environ))
+    for tool in server._tool_manager.list_tools():
+        result = result_of(tool.fn)
+        assert tool.output_schema == published_output(result.model_json_schema(), error), tool.name
+        assert tool.fn_metadata.output_model is result
+        _model(result, {})  # understood, not asked of pydantic
+
+
+def test_an_annotation_without_a_rule_is_left_to_pydantic() -> None:
+    class Odd(BaseModel):
+        when: date
+        kind: Literal["a", "b"] = "a"
+
+    assert outline(Odd) == Odd.model_json_schema()
 
 
 def test_of_an_argument_type_limits_default_and_meaning_are_published() -> None:
