@@ -54,7 +54,7 @@ def crowded(environ: dict[str, str], tmp_path: Path) -> dict[str, Any]:
     )
     for i in range(60):
         (tmp_path / "envs" / f"many_{i}.py").write_text(
-            f'from hermes_rl_mcp.envs import BaseEnv\n\nclass Many{i}(BaseEnv):\n'
+            f"from hermes_rl_mcp.envs import BaseEnv\n\nclass Many{i}(BaseEnv):\n"
             f'    """{"Poses problems. " * 20}"""\n\n'
             f'    name = "many_{i}"\n'
         )

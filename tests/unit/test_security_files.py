@@ -25,9 +25,9 @@ from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.status import snapshot
 from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.runs.env_state import read_env_state
 from hermes_rl_mcp.runs.state import RunState
 from hermes_rl_mcp.runs.store import RunStore, Unreadable
-from hermes_rl_mcp.runs.env_state import read_env_state
 from hermes_rl_mcp.runs.watch import vitals
 
 RUN = "0123abcd"
