@@ -79,8 +79,8 @@ def hub_sets(tmp_path: Path) -> dict[str, Path]:
     parquet, configured, script = (tmp_path / "hub" / name for name in ("parquet", "configured", "script"))
     for folder in (parquet / "data", configured / "main", script):
         folder.mkdir(parents=True)
-    rows = [{"question": f"{n}?", "messages": [{"role": "user", "content": str(n)}]} for n in range(30)]
-    for number, part in enumerate((rows[:20], rows[20:])):
+    rows = [{"question": f"{n}?", "messages": [{"role": "user", "content": str(n)}]} for n in range(130)]
+    for number, part in enumerate((rows[:120], rows[120:])):
         pq.write_table(pa.Table.from_pylist(part), parquet / "data" / f"train-0000{number}-of-00002.parquet")
     for file in ("train.jsonl", "test.jsonl"):
         shutil.copy(SAMPLE / file, configured / "main" / file)
@@ -101,7 +101,7 @@ async def test_a_data_set_of_the_hub_is_seen_without_fetching_all_of_it(
         online = {**environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
         told = context(online)
         found = await datasets.describe(told, "own/parquet", limit=1)
-        assert [(split.name, split.rows) for split in found.splits] == [("train", 30)]
+        assert [(split.name, split.rows) for split in found.splits] == [("train", 130)]
         assert found.columns[1].type == "list[{role: string, content: string}]"
         assert found.rows == [{"question": "0?", "messages": [{"role": "user", "content": "0"}]}]
         assert found.next_offset == 1
@@ -124,8 +124,8 @@ async def test_what_the_hub_does_not_give_is_said_with_what_to_do(
         with pytest.raises(NotFoundError) as unknown:
             await datasets.describe(told, "own/configured/none")
         assert unknown.value.details["available"] == ["main", "few"]
-        last = await datasets.describe(told, "own/parquet", limit=5, offset=28)
-        assert ([row["question"] for row in last.rows], last.next_offset) == (["28?", "29?"], None)
+        last = await datasets.describe(told, "own/parquet", limit=5, offset=128)
+        assert ([row["question"] for row in last.rows], last.next_offset) == (["128?", "129?"], None)
         with pytest.raises(NotFoundError, match="no split 'test'"):
             await datasets.describe(told, "own/configured", "test")
         with pytest.raises(NotFoundError, match="HF_TOKEN"):
