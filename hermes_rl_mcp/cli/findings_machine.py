@@ -26,7 +26,18 @@ TORCH_TIMEOUT_S = 120.0
 """A first import of torch reads a gigabyte of libraries from disk."""
 SMI_TIMEOUT_S = 5.0
 """It answers in well under a second; with a GPU that fell off the bus it hangs."""
-TRAIN_PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy", "jinja2", "math_verify", "datasets", "gguf")
+TRAIN_PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "safetensors",
+    "numpy",
+    "jinja2",
+    "math_verify",
+    "datasets",
+    "gguf",
+    "matplotlib",
+)
 EXTRAS = {"wandb": "wandb", "tinker": "tinker", "atropos": "atroposlib"}
 FLOORS: tuple[tuple[str, str, Verdict, str], ...] = (
     ("mcp", "1.23", "problem", "older ones do not check who asks over HTTP (CVE-2025-66416)"),
