@@ -22,7 +22,6 @@ from hermes_rl_mcp.operations.options import OPTIONS
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.redact import redact_text
 
-SERVER_NAME = "hermes-rl"
 COMMAND = "hermes-rl-mcp"
 FOR_CHILDREN = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
