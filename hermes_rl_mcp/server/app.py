@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import anyio
@@ -33,6 +32,8 @@ from hermes_rl_mcp.server.notifier import Notifier
 from hermes_rl_mcp.server.resources.serving import Resources
 
 log = logging.getLogger(__name__)
+
+_FIRST_ANSWERS_S = 1.0
 
 
 class HermesServer(MCPServer[Any]):
@@ -60,14 +61,18 @@ class HermesServer(MCPServer[Any]):
     async def _lifespan(self, _: MCPServer[Any]) -> AsyncIterator[None]:
         """Holds no state: SSE enters it once per connection. Queued runs wait for nobody's first call."""
 
-        def relaunch() -> None:  # reads every run; in a thread, so that the first answer does not wait for it
+        def relaunch() -> None:
             anyio.run(relaunch_queued, self.operations.context)
+
+        async def relaunch_soon() -> None:  # it reads every run: a client that has just come is answered before
+            await anyio.sleep(_FIRST_ANSWERS_S)
+            await anyio.to_thread.run_sync(relaunch, abandon_on_cancel=True)
 
         if self.operations.context.settings.read_only:
             yield None
             return
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(anyio.to_thread.run_sync, relaunch, abandon_on_cancel=True))
+            tasks.start_soon(relaunch_soon)
             yield None
             tasks.cancel_scope.cancel()
 

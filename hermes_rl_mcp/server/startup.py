@@ -12,6 +12,8 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -30,6 +32,7 @@ def quick_start() -> Iterator[None]:
     gc.disable()
     BaseModel.model_config = ConfigDict(**usual, defer_build=True)
     try:
+        _client_later()
         with _adapters_later(), _rebuilds_later(), without(_DRAWS_BOXES):
             yield
     finally:
@@ -37,6 +40,24 @@ def quick_start() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+class _Later(ModuleType):
+    """A package whose own code runs when somebody asks it for a name. Its modules can be imported without that."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self.__spec__ is None or self.__spec__.loader is None:
+            raise AttributeError(name)
+        self.__class__ = ModuleType
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def _client_later() -> None:
+    """``import mcp`` brings the SDK's client along, which a server has no use for."""
+    if "mcp" not in sys.modules and (spec := find_spec("mcp")) is not None:
+        sys.modules["mcp"] = module_from_spec(spec)
+        sys.modules["mcp"].__class__ = _Later
 
 
 @contextmanager
