@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, JsonValue
 
-_TYPES = {
+_TYPES: dict[Any, str] = {
     **{str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null", datetime: "string"},
     **{list: "array", tuple: "array", Sequence: "array", dict: "object", Mapping: "object"},
 }

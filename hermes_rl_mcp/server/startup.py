@@ -48,7 +48,7 @@ class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__spec__ is None or self.__spec__.loader is None:
             raise AttributeError(name)
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]  # a plain module from here on
         self.__spec__.loader.exec_module(self)
         return getattr(self, name)
 
@@ -56,8 +56,9 @@ class _Later(ModuleType):
 def _client_later() -> None:
     """``import mcp`` brings the SDK's client along, which a server has no use for."""
     if "mcp" not in sys.modules and (spec := find_spec("mcp")) is not None:
-        sys.modules["mcp"] = module_from_spec(spec)
-        sys.modules["mcp"].__class__ = _Later
+        package: Any = module_from_spec(spec)
+        package.__class__ = _Later
+        sys.modules["mcp"] = package
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def _rebuilds_later() -> Iterator[None]:
     """``Model.model_rebuild()`` below a class asks for what first use does anyway (by a call with arguments)."""
     usual = BaseModel.__dict__["model_rebuild"]
 
-    def rebuild(model: type[BaseModel], **how: Any) -> bool | None:
+    def rebuild(model: type[BaseModel], /, **how: Any) -> bool | None:
         built: bool | None = usual.__func__(model, **how) if how else None
         return built
 
