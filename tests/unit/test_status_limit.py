@@ -79,8 +79,8 @@ async def test_a_damaged_note_of_the_last_check_is_ignored(run: LiveRun) -> None
     assert not (await run.operations().check_status(RUN_ID)).rate_limited
 
 
-async def _waited(run: LiveRun, event: Callable[[], None]) -> tuple[Any, float]:
-    """Status as a long poll of 20 s gives it if ``event`` happens meanwhile, and how long that took."""
+async def _waited(run: LiveRun, event: Callable[[], None]) -> Any:
+    """Status as a long poll of 40 s gives it if ``event`` happens meanwhile."""
     notes: list[str] = []
 
     async def progress(done: float, total: float | None, message: str) -> None:
@@ -88,23 +88,22 @@ async def _waited(run: LiveRun, event: Callable[[], None]) -> tuple[Any, float]:
         if len(notes) == 1:
             event()
 
-    started = time.monotonic()
-    with anyio.fail_after(15):
-        answer = await run.operations().check_status(RUN_ID, 20, progress)
+    with anyio.fail_after(30):
+        answer = await run.operations().check_status(RUN_ID, 40, progress)
     assert notes, "a wait says how it is going"
-    return answer, time.monotonic() - started
+    return answer
 
 
 @pytest.mark.anyio
 async def test_waiting_ends_at_the_next_step(run: LiveRun) -> None:
-    answer, _ = await _waited(run, lambda: run.step(1))
+    answer = await _waited(run, lambda: run.step(1))
     assert answer.metrics.step == 1
 
 
 @pytest.mark.anyio
 async def test_waiting_within_the_limit_ends_at_a_change_of_state(run: LiveRun) -> None:
     await run.operations().check_status(RUN_ID)
-    answer, _ = await _waited(run, lambda: run.state.move(RunStatus.STOPPING, "test"))
+    answer = await _waited(run, lambda: run.state.move(RunStatus.STOPPING, "test"))
     assert (answer.status, answer.rate_limited) == ("stopping", False)
 
 
@@ -116,7 +115,7 @@ async def test_waiting_sleeps_through_the_limit(run: LiveRun) -> None:
     def pass_time() -> None:
         run.time += LIMIT_S
 
-    answer, _ = await _waited(run, pass_time)
+    answer = await _waited(run, pass_time)
     assert (answer.metrics.step, answer.rate_limited) == (1, False)
 
 
@@ -134,7 +133,7 @@ async def test_a_step_that_came_between_two_calls_is_shown_without_waiting(run: 
     await run.operations().check_status(RUN_ID)
     run.step(1)
     run.time += LIMIT_S
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         assert (await run.operations().check_status(RUN_ID, 50)).metrics.step == 1
 
 
@@ -210,7 +209,7 @@ async def test_a_stall_that_begins_and_one_that_ends_come_through_the_limit(run:
 async def test_waiting_within_the_limit_ends_at_a_new_flag_that_no_step_brings(run: LiveRun) -> None:
     await run.operations().check_status(RUN_ID)
     state = EnvState(time=now(), failed=3, unusable_in_a_row=3, first_error="RuntimeError: x", first_reason="failed")
-    answer, _ = await _waited(run, lambda: write_atomic(run.paths.env_state, state.model_dump_json()))
+    answer = await _waited(run, lambda: write_atomic(run.paths.env_state, state.model_dump_json()))
     assert [flag.name for flag in answer.flags] == ["groups_failing"]
     assert not answer.rate_limited
     listed = await run.operations().list_runs()
