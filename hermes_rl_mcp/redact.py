@@ -30,15 +30,17 @@ SECRET_PREFIX = "HERMES_RL_SECRET_"
 """Of variables that hold secrets for environments. A configuration names them, ``$HERMES_RL_SECRET_JUDGE``."""
 _REFERENCE = re.compile(rf"\${SECRET_PREFIX}[A-Z0-9_]+")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=\-]{8,}")
+# Each can begin at few places of a text, and soon knows that it does not: the text may have been made to take long.
 _ASSIGNED = re.compile(
-    r"(?i)\b([A-Z0-9_\-]*(?:api[_\-]?key|secret|password|auth[_\-]?token|access[_\-]?token|hf[_\-]?token)[\"']?\s*[=:]\s*[\"']?)"
+    r"(?i)(?<![A-Z0-9_\-])"
+    r"([A-Z0-9_\-]*(?:api[_\-]?key|secret|password|auth[_\-]?token|access[_\-]?token|hf[_\-]?token)[\"']?\s*[=:]\s*[\"']?)"
     r"([^\s\"',;}\]]{4,})"
 )
 _PARTS_OF_VALUES = ("sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "tml-", "AIza")
 _PARTS_OF_NAMES = ("key", "secret", "password", "token")
 """What every match of the two patterns above has in it."""
 _SHORTEST_MATCH = len("a://b:c@")
-_URL_USER = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://)[^/\s:@]+:[^/\s@]+@")
+_URL_USER = re.compile(r"(?i)([a-z][a-z0-9+.\-]{0,30}://)[^/\s:@]+:[^/\s@]+@")
 
 
 @lru_cache(maxsize=4096)
@@ -87,6 +89,18 @@ def spellings(secrets: Iterable[str]) -> list[str]:
 def redact_text(text: str, secrets: Sequence[str] = ()) -> str:
     """``text`` with everything masked that looks like a key, and each of ``secrets`` wherever it occurs."""
     return _masked(text, spellings(secrets))
+
+
+def masked_in_place(text: str) -> str:
+    """``text`` with everything that looks like a key written over, character for character."""
+    for pattern in (_SECRET_VALUE, _BEARER, _ASSIGNED, _URL_USER):
+        text = pattern.sub(_written_over, text)
+    return text
+
+
+def _written_over(found: re.Match[str]) -> str:
+    kept = found[1] if found.re.groups else ""
+    return kept + "*" * (len(found[0]) - len(kept))
 
 
 def redact(value: Any, secrets: Sequence[str] = ()) -> Any:

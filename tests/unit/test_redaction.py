@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import string
+import time
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -91,3 +93,15 @@ def test_the_quick_look_for_what_may_be_a_key_overlooks_nothing(text: str) -> No
     for pattern, end in ((module._BEARER, ""), (module._ASSIGNED, ""), (module._URL_USER, "@")):
         searched = pattern.sub(rf"\g<1>{MASK}{end}", searched)
     assert redact_text(text) == searched
+
+
+@pytest.mark.parametrize("text", ["a-", "x-token", "api_key", "a+", "a://b:", "bearer ", "sk-a", "a.b-"])
+def test_text_that_was_made_to_take_long_does_not(text: str) -> None:
+    began = time.process_time()
+    redact_text(text * (200_000 // len(text)) + " token= ://@")
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("assigned", ["my-hf_token=abcd1234", "x.password: abcd1234", "?api_key='abcd1234'"])
+def test_a_name_that_holds_a_secret_is_found_behind_anything(assigned: str) -> None:
+    assert "abcd1234" not in redact_text(f"é-{assigned}") and "abcd1234" not in redact_text(assigned)
