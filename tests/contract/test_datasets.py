@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -50,7 +52,7 @@ async def test_sec_10_only_folders_that_the_operator_named_are_read(environ: dic
     (allowed / "out").symlink_to(other)
     told = context(environ, data_dirs=[str(allowed)])
     assert datasets.available(told) == ["mine", "gsm8k_sample"]
-    for name in ("mine", "mine/", "mine/train.jsonl", str(allowed / "mine")):
+    for name in ("mine/", "mine/train.jsonl", str(allowed / "mine")):
         found = await datasets.describe(told, name)
         assert (found.rows, found.id) == ([{"a": 1}], "mine/train.jsonl" if "train" in name else "mine")
     for name in (str(other), "/etc/passwd", "~/x", str(allowed / "out"), str(allowed / ".env"), f"{allowed}/../other"):
@@ -105,8 +107,6 @@ async def test_a_data_set_of_the_hub_is_seen_without_fetching_all_of_it(
         assert found.columns[1].type == "list[{role: string, content: string}]"
         assert found.rows == [{"question": "0?", "messages": [{"role": "user", "content": "0"}]}]
         assert found.next_offset == 1
-        few = await datasets.describe(told, "own/configured/few")
-        assert (few.config, few.configs, few.split, few.splits[0].rows) == ("few", ["main", "few"], "test", 50)
 
 
 @pytest.mark.slow
@@ -117,6 +117,8 @@ async def test_what_the_hub_does_not_give_is_said_with_what_to_do(
     online = {**environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
     with hub(hub_sets) as server:
         told = context({**online, "HF_ENDPOINT": server.url})
+        few = await datasets.describe(told, "own/configured/few")
+        assert (few.config, few.configs, few.split, few.splits[0].rows) == ("few", ["main", "few"], "test", 50)
         main = await datasets.describe(told, "own/configured")
         assert (main.config, main.split) == ("main", "train")
         assert main.splits[0].rows_estimated
@@ -133,9 +135,13 @@ async def test_what_the_hub_does_not_give_is_said_with_what_to_do(
         with pytest.raises(InvalidValueError, match="code of its own"):
             await datasets.describe(told, "own/script")
         assert not (tmp_path / "ran").exists()
+        load = [sys.executable, "-P", "-c", "import datasets; datasets.load_dataset('own/configured', 'main')"]
+        await anyio.run_process(load, env={**online, "HF_ENDPOINT": server.url, "USE_TORCH": "0"})
         gone = server.url
     with pytest.raises(EndpointError, match="cannot be reached"):
         await datasets.describe(context({**online, "HF_ENDPOINT": gone}), "own/other")
+    loaded = await datasets.describe(context({**online, "HF_ENDPOINT": gone}), "own/configured/main")
+    assert (loaded.format, [split.rows for split in loaded.splits], len(loaded.rows)) == ("cache", [150], 5)
 
 
 @pytest.mark.anyio

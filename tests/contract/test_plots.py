@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import anyio
 import pytest
 from plot_parts import drawn_run, evaluated, folder_of, learning, picture_size
@@ -49,25 +52,21 @@ async def test_a_picture_is_drawn_once_and_replaced_when_the_run_has_something_n
     newer = await plots.plot_png(context, one)
     assert len({first[0], together, newer}) == 3
     assert kept not in folder_of(context.home)
+    [kept] = [path for path in folder_of(context.home) if path.name.startswith(IDS[0])]
     assert len(folder_of(context.home)) == 2
+    kept.write_bytes(b"damaged")
+    assert await plots.plot_png(context, one) == newer
+    assert kept.read_bytes() == newer
 
 
-@pytest.mark.anyio
-async def test_a_damaged_picture_is_drawn_again_and_a_full_cache_stays_small(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plots, "_KEPT", 2)
-    for name in ("aaaaaaaa-1.png", "bbbbbbbb-1.png", "cccccccc-1.png"):
-        context.home.plot_cache.mkdir(parents=True, exist_ok=True)
-        (context.home.plot_cache / name).write_bytes(b"old")
-    reader = await RunReader.open(context, IDS[0])
-    good = await plots.plot_png(context, reader)
-    left = folder_of(context.home)
-    assert len(left) == 2
-    [own] = [path for path in left if path.name.startswith(IDS[0])]
-    own.write_bytes(b"damaged")
-    assert await plots.plot_png(context, reader) == good
-    assert own.read_bytes() == good
+def test_a_full_cache_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "_KEPT", 3)
+    names = [f"0000000{n}-1.png" for n in range(5)]
+    for age, name in enumerate(names):
+        (tmp_path / name).write_bytes(b"old")
+        os.utime(tmp_path / name, ns=(10**9 * age, 10**9 * age))
+    plots._keep(tmp_path / "00000003-2.png", b"new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003-2.png", "00000004-1.png"]
 
 
 @pytest.mark.anyio

@@ -58,7 +58,7 @@ def test_a_mean_is_taken_over_what_is_known() -> None:
     assert np.isnan(moving_mean(np.array([1.0, nan, nan, nan, 1.0]), 3)[2])
 
 
-@pytest.mark.parametrize("steps", [0, 1, 40, 10_000])
+@pytest.mark.parametrize("steps", [0, 1, 10_000])
 def test_a_run_of_any_length_is_drawn(home: Home, steps: int) -> None:
     paths = drawn_run(home, RUN_ID, learning(steps))
     if steps > 2:
