@@ -12,6 +12,7 @@ import pytest
 from PIL import Image, ImageColor
 from plot_parts import drawn_run, evaluated, learning, picture_size
 
+from hermes_rl_mcp.operations import plots
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.plots.curves import read_run
 from hermes_rl_mcp.plots.drawing import COLOURS, EVALUATED, LOSS, MAX_RUNS, NAMES, REWARD, draw, figure_of, moving_mean
@@ -102,6 +103,11 @@ def test_as_many_runs_as_there_are_colours_are_drawn_side_by_side(home: Home) ->
     for wrong in ([], [*runs, runs[0]]):
         with pytest.raises(ValueError, match="1 to 7"):
             draw(wrong)
+
+
+def test_the_server_knows_what_is_drawn_and_of_how_many_runs() -> None:
+    assert set(plots.CURVES) == set(NAMES)
+    assert plots.MAX_RUNS == MAX_RUNS
 
 
 def test_what_a_run_calls_itself_is_no_formula_and_no_second_line(home: Home) -> None:
