@@ -39,6 +39,7 @@ READY_S = 900.0
 """For the sampler; a large model loads for minutes."""
 POLL_S = 0.2
 TERM_S, KILL_S = 5.0, 5.0
+_AGAIN = "The run is as it was: mend what is said, then call again."
 
 Say = Callable[[str], None]
 
@@ -124,9 +125,13 @@ class _Children:
         began = time.monotonic()
         while not await holds():
             if child.poll() is not None:
-                raise ComparisonError(f"{child.spec.name} ended with code {child.exit_code}: {self._words(child)}")
+                raise ComparisonError(
+                    f"{child.spec.name} ended with code {child.exit_code}: {self._words(child)}", hint=_AGAIN
+                )
             if limit_s is not None and time.monotonic() - began > limit_s:
-                raise ComparisonError(f"{child.spec.name} was not ready after {limit_s:.0f} s: {self._words(child)}")
+                raise ComparisonError(
+                    f"{child.spec.name} was not ready after {limit_s:.0f} s: {self._words(child)}", hint=_AGAIN
+                )
             await anyio.sleep(POLL_S)
 
     def _words(self, child: ManagedProcess) -> str:

@@ -80,9 +80,11 @@ async def describe(
     Raises InvalidValueError, NotFoundError, EndpointError (the Hub cannot be reached), or MissingExtraError.
     """
     if not 1 <= limit <= MAX_ROWS:
-        raise InvalidValueError(f"limit {limit} is not 1 to {MAX_ROWS} rows.")
+        raise InvalidValueError(
+            f"limit {limit} is not 1 to {MAX_ROWS} rows.", hint="Ask for fewer; next_offset leads to the rest."
+        )
     if not 0 <= offset <= MAX_OFFSET:
-        raise InvalidValueError(f"offset {offset} is not 0 to {MAX_OFFSET}.")
+        raise InvalidValueError(f"offset {offset} is not 0 to {MAX_OFFSET}.", hint="Rows beyond are not shown.")
     asked = {"split": split or None, "limit": limit, "offset": offset, "budget_chars": budget_chars}
     request = (await to_thread.run_sync(_request, context, id)).model_copy(update=asked)
     with anyio.move_on_after(VIEW_S):
@@ -126,7 +128,9 @@ def _request(context: Context, id: str) -> ViewRequest:
     name = id.strip()
     if not name or len(name) > _ID_CHARS or "\0" in name:
         raise InvalidValueError(
-            "A data set is named by 1 to 400 characters.", details={"available": available(context)}
+            f"A data set is named by 1 to {_ID_CHARS} characters.",
+            hint="Name one of these, or a Hub data set (owner/name).",
+            details={"available": available(context)},
         )
     if place := _local(context, name):
         return ViewRequest(id=place.name, path=str(place.path), root=str(place.root), budget_chars=BUDGET_CHARS)

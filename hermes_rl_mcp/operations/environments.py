@@ -73,8 +73,12 @@ def source_of(context: Context, info: EnvironmentInfo) -> str:
             try:
                 return read_file(file, MAX_FILE_BYTES, inside=folder).decode(errors="replace")
             except OSError as error:
-                raise EnvironmentFileError(f"{file} cannot be read: {error.strerror}.") from error
-    raise EnvironmentFileError(f"{file} lies in no folder of environments.")
+                raise EnvironmentFileError(
+                    f"{file} cannot be read: {error.strerror}.", hint="rl_list_environments has those that can."
+                ) from error
+    raise EnvironmentFileError(
+        f"{file} lies in no folder of environments.", hint="rl_list_environments has those that do."
+    )
 
 
 async def list_environments(

@@ -78,7 +78,7 @@ async def _start(context: Context, num_steps: int, group_size: int, models: Sequ
     endpoint = context.settings.inference
     chosen = _models(context, now, models)
     if num_steps < 1 or group_size < 1:
-        raise InvalidValueError("num_steps and group_size must be at least 1.")
+        raise InvalidValueError("num_steps and group_size must be at least 1.", hint="Leave them out for 3 and 16.")
     _check_key(context)
     test_id = secrets.token_hex(4)
     paths = TestPaths(context.home.inference_tests / test_id)
@@ -196,7 +196,10 @@ def _read(context: Context, paths: TestPaths) -> TestState:
     try:
         state = TestState.model_validate_json(read_file(paths.state))
     except (OSError, ValidationError) as error:
-        raise HermesRLError(f"The state of the inference test in {paths.dir} cannot be read: {error}.") from error
+        raise HermesRLError(
+            f"The state of the inference test in {paths.dir} cannot be read: {error}.",
+            hint="Start another with rl_test_inference.",
+        ) from error
     if state.result.status != "running":
         return state
     if state.runner is None:

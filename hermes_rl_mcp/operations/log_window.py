@@ -42,7 +42,7 @@ def log_window(path: Path, offset: int, limit: int, secrets: Sequence[str]) -> L
     except FileNotFoundError:
         return LogWindow("", 0, 0, 0)
     except OSError as error:
-        raise NotFoundError(f"{path} cannot be read: {error.strerror}") from error
+        raise NotFoundError(f"{path} cannot be read: {error.strerror}.", hint="The other logs may say more.") from error
     for one in known:
         data = data.replace(one, b"*" * len(one))
     data = masked_in_place(data.decode("latin-1")).encode("latin-1")  # a character for each byte

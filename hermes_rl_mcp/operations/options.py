@@ -196,16 +196,16 @@ def _checked(path: Path, key: str, value: Any) -> Any:
     if option.switch:
         if isinstance(value, bool):
             return value
-        raise InvalidValueError(f"{path}: {key} must be true or false, not {value!r}.")
+        raise InvalidValueError(f"{path}: {key} must be true or false, not {value!r}.", hint=f"Write {key}: true.")
     if option.split is None:
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             return str(value)
-        raise InvalidValueError(f"{path}: {key} must be one value, not {value!r}.")
+        raise InvalidValueError(f"{path}: {key} must be one value, not {value!r}.", hint=f"Write {key}: VALUE.")
     if isinstance(value, dict) and option.split is split_pairs:
         return [f"{name}={_as_json(item)}" for name, item in value.items()]
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str) for item in items):
-        raise InvalidValueError(f"{path}: {key} must be a list of texts, not {value!r}.")
+        raise InvalidValueError(f"{path}: {key} must be a list of texts, not {value!r}.", hint=f"Write {key}: [A, B].")
     return items
 
 

@@ -31,7 +31,9 @@ def read_config(context: Context, reader: RunReader) -> Any:
     try:
         loaded = yaml.safe_load(read_file(path))
     except (OSError, yaml.YAMLError) as error:
-        raise NotFoundError(f"{path} cannot be read: {str(error)[:_SAID_CHARS]}.") from error
+        raise NotFoundError(
+            f"{path} cannot be read: {str(error)[:_SAID_CHARS]}.", hint="rl_check_status says what else is known."
+        ) from error
     return shown_values(redact(loaded, known_secrets(context, run_id)))
 
 

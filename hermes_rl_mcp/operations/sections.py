@@ -197,7 +197,10 @@ def log_page(context: Context, reader: RunReader, query: SectionQuery, budget: i
     """A window in bytes of one log; without an offset its end."""
     limit = query.limit or _DEFAULT_LOG_BYTES
     if limit > MAX_WINDOW_BYTES:
-        raise InvalidValueError(f"limit {limit}: a log is read in windows of at most {MAX_WINDOW_BYTES} bytes.")
+        raise InvalidValueError(
+            f"limit {limit}: a log is read in windows of at most {MAX_WINDOW_BYTES} bytes.",
+            hint="Ask for fewer; next_offset leads to the rest.",
+        )
     run_id = reader.record.run_id
     path = context.home.log(query.process, run_id)
     secrets, limit = known_secrets(context, run_id), min(limit, budget)

@@ -136,16 +136,20 @@ def _profile(found: Given) -> Profile:
     for pair in found.texts("lock"):
         locked, separator, text = pair.partition("=")
         if not separator or not locked.strip():
-            raise InvalidValueError(f"--lock {pair!r} is not NAME=VALUE.")
+            raise InvalidValueError(f"--lock {pair!r} is not NAME=VALUE.", hint="Write --lock total_steps=200.")
         if locked.strip() in profile.managed:
-            raise InvalidValueError(f"'{locked.strip()}' is set by the launcher and cannot be locked to a value.")
+            raise InvalidValueError(
+                f"'{locked.strip()}' is set by the launcher and cannot be locked to a value.", hint="Leave it out."
+            )
         profile.locked[locked.strip()] = _value(text.strip())
     return profile
 
 
 def _unlock(profile: Profile, name: str) -> None:
     if name in _LAUNCHER_FIELDS:
-        raise InvalidValueError(f"'{name}' cannot be unlocked: the launcher sets it for each run.")
+        raise InvalidValueError(
+            f"'{name}' cannot be unlocked: the launcher sets it for each run.", hint="Leave it out."
+        )
     if name in profile.locked:
         profile.defaults[name] = profile.locked.pop(name)
     elif name in profile.managed:
@@ -163,7 +167,9 @@ def _inference(environ: Mapping[str, str]) -> InferenceEndpoint | None:
     if not base_url:
         return None
     if not base_url.startswith(("http://", "https://")):
-        raise InvalidValueError(f"HERMES_RL_INFERENCE_BASE_URL={base_url!r} is not an http address.")
+        raise InvalidValueError(
+            f"HERMES_RL_INFERENCE_BASE_URL={base_url!r} is not an http address.", hint="Set it to http://HOST:PORT/v1."
+        )
     for host in hosts_of(base_url):
         check_host("HERMES_RL_INFERENCE_BASE_URL", host)
     if not model:

@@ -68,7 +68,9 @@ def _log_to(path: Path) -> None:
         make_private_dir(path.parent)
         handler = RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
     except OSError as error:
-        raise InvalidValueError(f"--log-file {path} cannot be written: {error.strerror}.") from error
+        raise InvalidValueError(
+            f"--log-file {path} cannot be written: {error.strerror}.", hint="Name another file."
+        ) from error
     handler.setFormatter(logging.Formatter(_FORMAT))
     logging.getLogger().addHandler(handler)
 

@@ -69,12 +69,14 @@ def serving(given: Given) -> Serving:
     """Raises InvalidValueError for what makes no sense or would be open to strangers."""
     transport = given.text("transport") or "stdio"
     if transport not in TRANSPORTS:
-        raise InvalidValueError(f"--transport {transport!r} is not one of {', '.join(TRANSPORTS)}.")
+        raise InvalidValueError(
+            f"--transport {transport!r} is not one of {', '.join(TRANSPORTS)}.", hint="Choose one of these."
+        )
     host = given.text("host") or "127.0.0.1"
     try:
         port = port_number(given.text("port") or "8765")
     except argparse.ArgumentTypeError as error:
-        raise InvalidValueError(f"--port: {error}") from None
+        raise InvalidValueError(f"--port: {error}", hint="Give a number up to 65535; 0 takes a free one.") from None
     log_file = given.text("log_file")
     token = _token(given) if transport != "stdio" else None
     if transport != "stdio" and token is None and not is_loopback(host):

@@ -61,6 +61,12 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("rl_edit_config", {"field": "model_name", "value": "stranger/model"}),
     ("rl_edit_config", {"field": "base_url", "value": "http://x"}),
     ("rl_edit_config", {"field": "level", "value": 1, "revision": 10_000}),
+    ("rl_edit_config", {"field": "wandb_project", "value": "long" * 200}),
+    *(
+        ("rl_list_environments", {"dataset": "gsm8k_sample", **asked})
+        for asked in ({"limit": 100_000}, {"offset": 10**12}, {"split": "nope"}, {"dataset": " "}, {"source": "own"})
+    ),
+    ("rl_list_environments", {"source": "nope"}),
     ("rl_start_training", {"resume_from": "ffffffff"}),
     ("rl_start_training", {"resume_from": DAMAGED}),
     ("rl_start_training", {"dry_run": "perhaps"}),

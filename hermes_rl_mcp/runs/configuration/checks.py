@@ -124,7 +124,9 @@ def check_name(name: str, value: JsonValue) -> None:
             details={"field": name},
         )
     if isinstance(value, str) and len(value) > _MAX_NAME:
-        raise InvalidValueError(f"{name} is longer than {_MAX_NAME} characters.", details={"field": name})
+        raise InvalidValueError(
+            f"{name} is longer than {_MAX_NAME} characters.", hint="Choose a shorter one.", details={"field": name}
+        )
 
 
 def check_host(name: str, host: str) -> None:
@@ -169,7 +171,13 @@ def _shape_problems(resolution: Resolution) -> list[InvalidValueError]:
     for name in ("group_size", "batch_size", "total_steps", "max_token_length"):
         value = resolution.fields[name].value if name in resolution.fields else None
         if not is_int(value):
-            found.append(InvalidValueError(f"{name} must be a whole number, not {value!r}.", details={"field": name}))
+            found.append(
+                InvalidValueError(
+                    f"{name} must be a whole number, not {value!r}.",
+                    hint=f"Set it with rl_edit_config(field='{name}').",
+                    details={"field": name},
+                )
+            )
         else:
             numbers[name] = as_int(value)
     group, batch = numbers.get("group_size", 0), numbers.get("batch_size", 0)

@@ -105,7 +105,10 @@ class Resolution:
         try:
             return TrainerConfig.model_validate(self.section("trainer"))
         except ValidationError as error:
-            raise InvalidValueError(f"The trainer's settings do not fit together: {sentence(error)}.") from error
+            raise InvalidValueError(
+                f"The trainer's settings do not fit together: {sentence(error)}.",
+                hint="Change one of them with rl_edit_config.",
+            ) from error
 
 
 def resolve(schema: EnvironmentSchema, profile: Profile, edits: Mapping[str, JsonValue]) -> Resolution:

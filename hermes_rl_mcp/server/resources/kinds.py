@@ -79,12 +79,12 @@ class Kind:
         if found is None:
             return None
         if failed := self.security.validate(found):
-            raise NotFoundError(f"'{failed}' is no name in {self.uri_template}.")
+            raise NotFoundError(f"'{failed}' is no name in {self.uri_template}.", hint="resources/list has the names.")
         known = self.parsed.query_variable_names
         asked = {name for name, _ in parse_qsl(uri.partition("?")[2], keep_blank_values=True)}
         if unknown := sorted(asked - known):
             offered = f"There are: {', '.join(sorted(known))}." if known else "This resource has none."
-            raise InvalidValueError(f"Unknown in the query: {', '.join(unknown)[:200]}. {offered}")
+            raise InvalidValueError(f"Unknown in the query: {', '.join(unknown)[:200]}.", hint=offered)
         return {name: str(value) for name, value in found.items()}
 
     def template(self) -> t.ResourceTemplate:

@@ -122,7 +122,7 @@ async def run_log(context: Context, parameters: Parameters) -> Content:
     process = known_process(parameters["process"])
     asked = _query(_LogQuery, parameters)
     if asked.tail is not None and asked.offset is not None:
-        raise InvalidValueError("tail and offset exclude each other: tail asks for the last lines.")
+        raise InvalidValueError("tail and offset exclude each other.", hint="tail=N alone asks for the last N lines.")
     limit = asked.limit or (_LOG_BYTES if asked.tail is None else _TAIL_BYTES)
     query = SectionQuery(offset=-1 if asked.offset is None else asked.offset, limit=limit, process=process)
     page = await anyio.to_thread.run_sync(sections.log_page, context, reader, query, MAX_WINDOW_BYTES)
@@ -162,7 +162,9 @@ def _query(model: type[Query], parameters: Parameters) -> Query:
         return model.model_validate(given)
     except ValidationError as error:
         said = [f"{item['loc'][0]}: {item['msg']}" for item in error.errors(include_url=False, include_input=False)]
-        raise InvalidValueError(f"The query is not valid: {'; '.join(said)}.") from error
+        raise InvalidValueError(
+            f"The query is not valid: {'; '.join(said)}.", hint="Without the query its defaults hold."
+        ) from error
 
 
 def _json(value: Any) -> Content:
