@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ log = logging.getLogger("hermes_rl_mcp.server")
 
 _EVERY_ADDRESS = {"0.0.0.0", "::"}
 """To listen on; no client calls them."""
+_SWITCH_S = 0.001
+"""Of Python's threads; by default one that reads a run keeps the one that answers waiting five times as long."""
 _SHUTDOWN_S = 3
 """Open event streams would keep the server alive for ever."""
 
@@ -70,6 +73,7 @@ def serve(server: HermesServer, serving: Serving) -> None:
     log.info("serving on http://%s:%d/mcp (streamable HTTP), /sse (SSE) and /dashboard (people)", shown, port)
     if not is_loopback(serving.host):
         log.warning("what travels is not encrypted: beyond a network of your own, put a proxy with TLS in front")
+    sys.setswitchinterval(_SWITCH_S)
     anyio.run(_Server(config, server.notifier.close).serve, [listener])
 
 
