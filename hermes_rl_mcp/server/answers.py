@@ -69,7 +69,7 @@ def failure(error: HermesRLError) -> t.CallToolResult:
     text = quoted_values(f"{payload.error} {payload.hint or ''}".strip())
     for key in ("available", "available_fields", "active_runs", "valid_values", "allowed_models"):
         if values := error.details.get(key):
-            text += f"\n{key}: {', '.join(str(value) for value in values)}"
+            text += f"\n{key}: {', '.join(quoted_values(str(value)) for value in values)}"
     if "locked_value" in error.details:
         text += f"\nlocked_value: {error.details['locked_value']}"
     return _failed(text, payload)

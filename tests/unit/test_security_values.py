@@ -4,6 +4,7 @@ network, no files elsewhere, no foreign code."""
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,18 @@ def test_sec_23_groups_are_saved_below_the_home_only(value: str) -> None:
     with pytest.raises(InvalidValueError, match="outside"):
         check_edit(resolution(), HOME, "data_path_to_save_groups", value)
     check_edit(resolution(), HOME, "data_path_to_save_groups", "groups.jsonl")
+
+
+def test_sec_23_what_is_no_path_is_refused_in_words() -> None:
+    with pytest.raises(InvalidValueError, match="no path"):
+        check_edit(resolution(), HOME, "data_path_to_save_groups", "groups\0.jsonl")
+
+
+@pytest.mark.parametrize("text", ["a", "a+", "a.b-"])
+def test_sec_23_a_long_value_is_looked_through_for_addresses_in_little_time(text: str) -> None:
+    began = time.process_time()
+    assert [*hosts_of(text * (200_000 // len(text)) + "http://10.0.0.1/x")] == ["10.0.0.1"]
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

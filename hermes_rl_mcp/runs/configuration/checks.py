@@ -101,6 +101,8 @@ def check_edit(resolution: Resolution, home: Home, name: str, value: JsonValue) 
 
 def _check_written(home: Home, name: str, value: str) -> None:
     """An environment may write into its run's folder and elsewhere in the home, but not where others have the word."""
+    if "\0" in value:
+        raise InvalidValueError(f"{name} = {value!r} is no path.", hint=_RELATIVE, details={"field": name})
     own = RunPaths(Path(os.path.realpath(home.runs)) / "any")
     target = Path(os.path.realpath(own.dir / Path(value).expanduser()))
     if not target.is_relative_to(os.path.realpath(home.root)):
