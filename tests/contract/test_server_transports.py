@@ -108,7 +108,7 @@ async def test_with_a_token_other_machines_are_served_under_the_address_they_cal
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_an_http_server_with_open_streams_leaves_within_seconds_of_a_signal_with_code_0(
     environ: dict[str, str], number: signal.Signals
 ) -> None:

@@ -32,7 +32,7 @@ from hermes_rl_mcp.runs.watch import vitals
 
 RUN = "0123abcd"
 ENVIRONMENT = "from hermes_rl_mcp.envs import BaseEnv\nclass A(BaseEnv):\n    name = 'a'\n"
-QUICK_S = 5.0
+QUICK_S = 30.0
 """Far more than a look takes, far less than for ever."""
 
 NASTY_NAMES = st.one_of(
