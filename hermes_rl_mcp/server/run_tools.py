@@ -119,8 +119,8 @@ def _register_reading(server: MCPServer[Any], operations: Operations) -> None:
         metrics: Annotated[
             list[str],
             Field(max_length=40, description="Names for the history, 'reward/' = all of that group. Default: all."),
-        ] = [],  # noqa: B006
-        include: Include = [],  # noqa: B006
+        ] = [],  # noqa: B006  (as above)
+        include: Include = [],  # noqa: B006  (as above)
         process: Process = "trainer",
         step: Step = None,
         offset: PartOffset = -1,
@@ -147,7 +147,7 @@ def _register_reading(server: MCPServer[Any], operations: Operations) -> None:
         ] = "",
         compare: Annotated[
             list[str], Field(max_length=6, description="Two to six run ids: show these side by side.")
-        ] = [],  # noqa: B006
+        ] = [],  # noqa: B006  (as above)
         plot: Annotated[bool, Field(description="With compare: a PNG of their curves besides.")] = False,
     ) -> Annotated[t.CallToolResult, r.ListRuns]:
         began = time.monotonic()
