@@ -5,7 +5,6 @@ Kept in memory only for the runs looked at last; everything can be read anew.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from array import array
@@ -16,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from hermes_rl_mcp.contracts.records import METRIC_NAMES
 from hermes_rl_mcp.files import opened
 from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.runs.json_lines import json_object
 from hermes_rl_mcp.runs.store import RunStore
 
 _RUNS = 8
@@ -26,6 +26,8 @@ _CHUNK_BYTES = 4 * 2**20
 _STEP_BYTES = 2 * 2**20
 """Of one step's rollouts."""
 _SMALL_BYTES = 2 * 2**20
+_FAR = 2**53
+"""No run has so many steps; further on they do not fit."""
 _SPARK_POINTS, _SPARK_RECENT, _SPARKS = 48, 240, 256
 
 
@@ -61,7 +63,7 @@ class Curve:
 
     def add(self, line: dict[str, object]) -> None:
         step = line.get("step")
-        if not isinstance(step, int) or isinstance(step, bool):
+        if not isinstance(step, int) or isinstance(step, bool) or abs(step) > _FAR:
             return
         for name in line:
             if name not in self.values and self._wanted(name):
@@ -205,7 +207,7 @@ class Series:
         with opened(paths.rollouts) as file:
             file.seek(place.begin)
             data = file.read(min(place.end - place.begin, _STEP_BYTES))
-        found = (_object(line) for line in data.splitlines())
+        found = (json_object(line) for line in data.splitlines())
         return [one for one in found if one is not None and one.get("step") == step]
 
     def _look(self, paths: RunPaths, run_id: str) -> RolloutPlaces:
@@ -228,16 +230,8 @@ class Series:
     def _note(kept: RolloutPlaces, data: bytes) -> None:
         for line in data.splitlines(keepends=True):
             end = kept.offset + len(line)
-            step = (_object(line) or {}).get("step")
+            step = (json_object(line) or {}).get("step")
             if isinstance(step, int):
                 known = kept.steps.get(step)
                 kept.steps[step] = _Place(known.begin if known else kept.offset, end)
             kept.offset = end
-
-
-def _object(line: bytes) -> dict[str, object] | None:
-    try:
-        found = json.loads(line)
-    except ValueError:  # damaged by a power failure; the lines around it count
-        return None
-    return found if isinstance(found, dict) else None

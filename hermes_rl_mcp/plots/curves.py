@@ -23,6 +23,8 @@ from hermes_rl_mcp.untrusted import shown
 _LABEL_CHARS = 48
 _EVAL = "eval/percent_correct"
 _MAX_LINE_BYTES = 2**20
+_MOST, _MOST_STEPS = 1e300, 2**53
+"""What is beyond is no figure that could be drawn."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                     found = json.loads(line, parse_constant=lambda _: None)
                 except (ValueError, RecursionError):
                     continue
-                if isinstance(found, dict) and type(found.get("step")) is int and found["step"] > 0:
+                if isinstance(found, dict) and type(found.get("step")) is int and 0 < found["step"] < _MOST_STEPS:
                     yield found
     except OSError:  # nothing written yet
         return
@@ -111,7 +113,7 @@ def _number(value: Any) -> float:
         number = float(value)
     except OverflowError:
         return math.nan
-    return number if math.isfinite(number) else math.nan
+    return number if abs(number) <= _MOST else math.nan  # no infinity, and no difference that is one
 
 
 def _evaluations(paths: RunPaths) -> Curve | None:

@@ -6,7 +6,6 @@ other end of a process is a failure that names the first process to die and says
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from hermes_rl_mcp.contracts.runs import ChildReport, ProcessName, RunStatus
 from hermes_rl_mcp.files import read_file, read_tail
 from hermes_rl_mcp.paths import RunPaths
 from hermes_rl_mcp.redact import redact_text
+from hermes_rl_mcp.runs.json_lines import json_object
 from hermes_rl_mcp.runs.oom import OomKills
 
 if TYPE_CHECKING:
@@ -85,11 +85,7 @@ def last_metric(path: Path) -> dict[str, Any] | None:
     """The last whole line of a metrics file."""
     for max_bytes in (_LINE_BYTES, _TAIL_BYTES):  # mostly the shorter end is enough
         for line in reversed(tail(path, max_bytes).splitlines()):
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue  # torn
-            if isinstance(found, dict):
+            if (found := json_object(line)) is not None:
                 return found
     return None
 

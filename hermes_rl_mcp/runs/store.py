@@ -7,7 +7,6 @@ fails for a moment is repeated, and says nothing about the run.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -26,6 +25,7 @@ from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
 from hermes_rl_mcp.files import opened
 from hermes_rl_mcp.paths import RUN_ID, Home, RunPaths
 from hermes_rl_mcp.runs import outcome
+from hermes_rl_mcp.runs.json_lines import UNUSUAL, json_object
 from hermes_rl_mcp.runs.process import boot_id
 from hermes_rl_mcp.runs.reconcile import reconcile
 from hermes_rl_mcp.runs.state import RecordReadError, UnreadableRecordError, read_record
@@ -40,7 +40,6 @@ _RECENT_BYTES = 128 * 2**10
 _EVALUATION_BYTES = 512 * 2**10
 """Of the end of env_metrics.jsonl: a thousand lines, more than lie between two evaluations."""
 _EVALUATION = "eval/percent_correct"
-_JSON = json.JSONDecoder(parse_constant=lambda name: None)
 _READ_AGAIN_S = (0.02, 0.1, 0.3)
 """Pauses before a failed read is repeated; a network file system that takes longer makes the run ``unknown``."""
 
@@ -132,7 +131,7 @@ class RunStore:
         """The environment's last ``eval/percent_correct``."""
         text = outcome.tail(self._paths(run_id).env_metrics, _EVALUATION_BYTES)
         for line in reversed(text.splitlines()) if _EVALUATION in text else ():
-            value = (_object(line) or {}).get(_EVALUATION) if _EVALUATION in line else None
+            value = (json_object(line) or {}).get(_EVALUATION) if _EVALUATION in line else None
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
         return None
@@ -219,22 +218,11 @@ def _read_lines(path: Path, offset: int) -> Lines:
 
 def _objects(lines: Sequence[bytes]) -> Objects:
     """All at once if every line is as our trainer writes it, which is quicker; else what can be read of them."""
+    joined = b"[" + b",".join(lines) + b"]"
     try:
-        found = from_json(b"[" + b",".join(lines) + b"]", allow_inf_nan=False)
+        found = [] if UNUSUAL.search(joined) else from_json(joined, allow_inf_nan=False)
     except ValueError:
         found = []
     if len(found) == len(lines) and all(isinstance(one, dict) for one in found):
         return cast(Objects, found)
-    return [one for line in lines if (one := _object(line)) is not None]
-
-
-def _object(line: str | bytes) -> dict[str, Any] | None:
-    """None for a line that is torn or was damaged by a power failure; the lines around it still count.
-
-    What only Python's JSON can hold (NaN, infinity) is null, as our own trainer writes it.
-    """
-    try:
-        found = _JSON.decode(line if isinstance(line, str) else line.decode())
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+    return [one for line in lines if (one := json_object(line)) is not None]

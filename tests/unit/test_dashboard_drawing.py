@@ -136,6 +136,17 @@ def test_a_curve_is_read_on_and_read_anew_when_the_file_is_another_one(series: t
     assert list(found.curve(RUN).values["reward/mean"]) == [0.2, 0.3, 0.4, 0.5]
 
 
+def test_figures_beyond_all_measure_are_left_out_of_a_curve(series: tuple[Series, Path, Path]) -> None:
+    found, metrics, _ = series
+    values = ["0.5", "1.7e308", "-1.7e308", "9" * 400, "1e999", "0.7"]
+    lines = [f'{{"step": {step}, "reward/mean": {value}}}\n' for step, value in enumerate(values, 1)]
+    metrics.write_text("".join([*lines, f'{{"step": {10**19}, "reward/mean": 1}}\n']))
+    curve = found.curve(RUN)
+    assert list(curve.steps) == [1, 2, 3, 4, 5, 6]
+    assert [bucket.mean for bucket in curve.buckets("reward/mean", 100)] == [0.5, 0.7]
+    assert found.spark(RUN) == (0.5, 0.7)
+
+
 def test_rollouts_are_found_by_step_past_damaged_and_torn_lines(series: tuple[Series, Path, Path]) -> None:
     found, _, rollouts = series
     assert found.rollout_steps(RUN) == []

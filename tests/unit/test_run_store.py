@@ -171,6 +171,15 @@ def test_a_damaged_line_is_skipped_and_those_around_it_count(home: Home) -> None
     assert [line["step"] for line in RunStore(home).metrics("0000000a").lines] == [1, 2]
 
 
+@pytest.mark.parametrize("figure", ["9" * 400, "-" + "9" * 5000, "1e999", "-1.7e308", "NaN", "[" * 5_000])
+def test_a_figure_that_nobody_can_compute_with_is_none(home: Home, figure: str) -> None:
+    add(home, "0000000a")
+    home.run("0000000a").metrics.write_text(f'{{"step": 1}}\n{{"step": 2, "reward/mean": {figure}}}\n')
+    store = RunStore(home)
+    for line in (store.latest("0000000a"), store.metrics("0000000a").lines[-1], store.recent("0000000a", 1)[0]):
+        assert line is not None and line.get("reward/mean") is None
+
+
 def test_the_end_of_a_log_is_bounded_whole_lines_of_any_bytes(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert read_tail(log, 8192) == ""
