@@ -25,7 +25,7 @@ from hermes_rl_mcp.errors import UnknownRunError, UnreadableRunError
 from hermes_rl_mcp.files import opened
 from hermes_rl_mcp.paths import RUN_ID, Home, RunPaths
 from hermes_rl_mcp.runs import outcome
-from hermes_rl_mcp.runs.json_lines import UNUSUAL, json_object
+from hermes_rl_mcp.runs.json_lines import json_object, may_be_large
 from hermes_rl_mcp.runs.process import boot_id
 from hermes_rl_mcp.runs.reconcile import reconcile
 from hermes_rl_mcp.runs.state import RecordReadError, UnreadableRecordError, read_record
@@ -220,7 +220,7 @@ def _objects(lines: Sequence[bytes]) -> Objects:
     """All at once if every line is as our trainer writes it, which is quicker; else what can be read of them."""
     joined = b"[" + b",".join(lines) + b"]"
     try:
-        found = [] if UNUSUAL.search(joined) else from_json(joined, allow_inf_nan=False)
+        found = [] if may_be_large(joined) else from_json(joined, allow_inf_nan=False)
     except ValueError:
         found = []
     if len(found) == len(lines) and all(isinstance(one, dict) for one in found):
