@@ -1,0 +1,48 @@
+"""What the quick start changes in other libraries while the server is imported is as it was before afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import gc, sys, types
+from pydantic import BaseModel, TypeAdapter
+from hermes_rl_mcp.server.startup import quick_start
+
+def state():
+    rebuild, later = BaseModel.__dict__["model_rebuild"], TypeAdapter.__dict__.get("_defer_build")
+    return dict(BaseModel.model_config), rebuild, later, gc.isenabled(), sys.modules.get("rich", "importable")
+
+before = state()
+try:
+    with quick_start():
+        assert state() != before
+        from hermes_rl_mcp.server.app import build_server
+        %s
+except ZeroDivisionError:
+    pass
+assert state() == before
+assert "mcp.client" not in sys.modules, "a server has no use for it"
+import rich
+import mcp
+from mcp import Client
+assert mcp.Client is Client and type(mcp) is types.ModuleType
+class Mine(BaseModel):
+    x: int
+assert Mine.__pydantic_complete__
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "1 / 0"], ids=["done", "failed"])
+def test_libraries_are_left_as_they_were(then: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM % then],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
