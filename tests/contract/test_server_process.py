@@ -17,6 +17,7 @@ from leash import leash, leashed, on_leash
 from mcp import Client
 from mcp.client.sse import sse_client
 from mcp_rig import SERVER
+from served import free_port
 
 from hermes_rl_mcp import __version__
 
@@ -119,13 +120,6 @@ def test_version_and_bad_flags(environ: dict[str, str]) -> None:
         assert code == 2
         assert says in output
     assert "not one of" in run(HERMES_RL_TRANSPORT="websocket")[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

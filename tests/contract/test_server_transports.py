@@ -24,7 +24,8 @@ from mcp import Client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_rig import SERVER, environment_file
-from test_server_process import answering, free_port, started
+from served import free_port
+from test_server_process import answering, started
 
 TOKEN = "0123456789abcdef-token"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
