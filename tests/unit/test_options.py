@@ -102,7 +102,7 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(home: Path) ->
         ("max_hour: 3", "no setting 'max_hour'"),
         ("config: x", "no setting 'config'"),
         ("token: x", "no setting 'token'"),
-        ("read_only: maybe", "yes or no|true or false"),
+        ("read_only: maybe", "true or false"),
         ("port: [1]", "one value"),
         ("port: true", "one value"),
         ("env_dirs: [1]", "list of texts"),
