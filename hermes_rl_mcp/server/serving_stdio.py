@@ -13,10 +13,13 @@ from hermes_rl_mcp.server import wire
 from hermes_rl_mcp.server.leaving import SIGNALS, leave, watch_parent
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hermes_rl_mcp.server.app import HermesServer
 
 log = logging.getLogger("hermes_rl_mcp.server")
 
+_ANSWER_S = 1.0
 _LAST_ANSWERS_S = 0.5
 """After the client closed its end: for answers under way, which a client in a shell pipe still reads."""
 
@@ -29,6 +32,9 @@ def serve(server: HermesServer, ends: wire.Wire) -> NoReturn:
 
 async def _serve(server: HermesServer, ends: wire.Wire) -> None:
     from mcp.server.stdio import stdio_server
+    from mcp.shared.message import SessionMessage
+
+    from hermes_rl_mcp.server.unreadable import answer_to
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -38,9 +44,20 @@ async def _serve(server: HermesServer, ends: wire.Wire) -> None:
     def client_left() -> None:
         loop.call_later(_LAST_ANSWERS_S, leave, "the client closed its end")
 
-    reading, writing = wire.opened(ends, client_left)
+    answered: list[Callable[[SessionMessage], Awaitable[None]]] = []  # where answers go, once the SDK has made it
+
+    async def answered_here(line: str) -> bool:
+        if (answer := answer_to(line)) is None:
+            return False
+        for send in answered:
+            with anyio.move_on_after(_ANSWER_S):  # who reads no answers must not keep us from seeing that they left
+                await send(SessionMessage(answer))
+        return True
+
+    reading, writing = wire.opened(ends, client_left, answered_here)
     try:
         async with stdio_server(reading, writing) as (messages, answers):
+            answered.append(answers.send)
             try:
                 await low.run(messages, answers, low.create_initialization_options())
             except anyio.get_cancelled_exc_class():  # an answer could not be written, and stdin may stay open for ever

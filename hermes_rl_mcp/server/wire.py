@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from anyio import AsyncFile
 
@@ -38,14 +38,18 @@ def take() -> Wire:
     return wire
 
 
-def opened(wire: Wire, at_end: Callable[[], None]) -> tuple[AsyncFile[str], AsyncFile[str]]:
-    """Lines of the client, and where lines to it go. ``at_end`` is called when the client has closed its end."""
+def opened(
+    wire: Wire, at_end: Callable[[], None], taken: Callable[[str], Awaitable[bool]]
+) -> tuple[AsyncFile[str], AsyncFile[str]]:
+    """Lines of the client, and where lines to it go. ``at_end`` is called when the client has closed its end, ``taken``
+    with each line: whether it is dealt with already."""
     import anyio
 
     class Lines(anyio.AsyncFile[str]):
         async def __aiter__(self) -> AsyncIterator[str]:
             async for line in super().__aiter__():
-                yield line
+                if not await taken(line):
+                    yield line
             at_end()
 
     reading = TextIOWrapper(os.fdopen(wire.reading, "rb"), encoding="utf-8", errors="replace")
