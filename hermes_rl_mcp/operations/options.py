@@ -147,6 +147,10 @@ class Given:
         values: Sequence[str] = getattr(self.flags, name)
         if values and split is split_commas:  # --tools a,b is --tools a --tools b
             values = [part for value in values for part in split_commas(value)]
+            if not values:  # an empty shell variable, say: with --tools nothing would mean everything
+                raise InvalidValueError(
+                    f"{BY_NAME[name].flag_name} is empty.", hint="Give it a value, or leave it out."
+                )
         return list(values or split(self.environ.get(BY_NAME[name].variable, "")) or self.file.get(name, ()))
 
     def on(self, name: str) -> bool:
@@ -179,13 +183,21 @@ def read_settings(path: Path, *, must_exist: bool) -> dict[str, Any]:
 
     try:
         loaded = yaml.safe_load(data)
+        keys = _keys(yaml.compose(data, Loader=yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidValueError(f"{path} is not YAML: {error}", hint="Repair or remove it.") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise InvalidValueError(f"{path} is not a list of settings.", hint="One 'name: value' a line.")
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise InvalidValueError(f"{path}: '{twice[0]}' stands there twice.", hint="Remove one of the two.")
     return {str(key): _checked(path, str(key), value) for key, value in loaded.items() if value is not None}
+
+
+def _keys(node: Any) -> list[str]:
+    """Of a YAML mapping, as often as they stand there: a loader keeps the last of two without a word."""
+    return [str(key.value) for key, _ in node.value] if node is not None and node.id == "mapping" else []
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
@@ -204,6 +216,8 @@ def _checked(path: Path, key: str, value: Any) -> Any:
     if isinstance(value, dict) and option.split is split_pairs:
         return [f"{name}={_as_json(item)}" for name, item in value.items()]
     items = value if isinstance(value, list) else [value]
+    if not items:
+        raise InvalidValueError(f"{path}: {key} is an empty list.", hint="Give it a value, or leave it out.")
     if not all(isinstance(item, str) for item in items):
         raise InvalidValueError(f"{path}: {key} must be a list of texts, not {value!r}.", hint=f"Write {key}: [A, B].")
     return items

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from hermes_rl_mcp.catalog.describe import file_sha256
 from hermes_rl_mcp.contracts.exports import ExportFormat
@@ -137,7 +137,14 @@ def _explained(plan: _Plan, answer: StartTraining) -> StartTraining:
 
 
 def _request(context: Context, run_id: str) -> RunRequest:
-    return RunRequest.model_validate_json(read_file(context.home.run(run_id).request))
+    path = context.home.run(run_id).request
+    try:
+        return RunRequest.model_validate_json(read_file(path))
+    except (OSError, ValidationError) as error:
+        raise PreflightError(
+            f"What run {run_id} was asked to do cannot be read: {path} is damaged or gone.",
+            hint="Its checkpoints may be whole all the same: rl_get_results(run_id) names them.",
+        ) from error
 
 
 async def start_export(
@@ -146,8 +153,9 @@ async def start_export(
     """rl_start_training(export_of=...): the run that is exported, as a start describes one, and the export."""
     from hermes_rl_mcp.operations import exporting  # seldom used, and the server must start fast
 
-    record, state = await exporting.start_export(context, run_id, kind, caller, confirm)
+    await RunReader.open(context, run_id)  # an unknown run is called that
     run = await anyio.to_thread.run_sync(_request, context, run_id)
+    record, state = await exporting.start_export(context, run_id, kind, caller, confirm)
     if state.status == "running":
         message = (
             f"The export {state.name} of run {run_id} goes on in the background, also without this client. It takes "

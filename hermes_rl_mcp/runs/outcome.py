@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from hermes_rl_mcp.contracts.rollout_api import HealthReply
 
 TITLES: dict[ProcessName, str] = {"api": "rollout API", "trainer": "trainer", "env": "environment"}
-_LINE_BYTES, _TAIL_BYTES = 2_048, 16_384
+_TAIL_BYTES = 16_384
+_LINE_BYTES = (2_048, 16_384, 262_144)
+"""Of metrics; a line with many reward parts has some kilobytes."""
 _LINE_CHARS = 400
 _TRACEBACK = "Traceback (most recent call last):"
 _TRACEBACK_CHARS = 1500
@@ -83,7 +85,7 @@ def _last_words(log: Path, secrets: Sequence[str]) -> str:
 
 def last_metric(path: Path) -> dict[str, Any] | None:
     """The last whole line of a metrics file."""
-    for max_bytes in (_LINE_BYTES, _TAIL_BYTES):  # mostly the shorter end is enough
+    for max_bytes in _LINE_BYTES:  # mostly the shortest end is enough
         for line in reversed(tail(path, max_bytes).splitlines()):
             if (found := json_object(line)) is not None:
                 return found

@@ -41,7 +41,12 @@ def caller(ctx: Context[Any, Any]) -> Caller:
     if params is None or not params.client_info.name.strip():
         return Caller(_UNNAMED)
     info = params.client_info
-    return Caller(shown(info.name.strip(), _NAME_CHARS), shown(info.version or "", _NAME_CHARS))
+    return Caller(_one_line(info.name), _one_line(info.version or ""))
+
+
+def _one_line(text: str) -> str:
+    """It comes into a question to a person, whose lines are ours."""
+    return shown(" ".join(text.split()), _NAME_CHARS)
 
 
 def can_ask(ctx: Context[Any, Any]) -> bool:

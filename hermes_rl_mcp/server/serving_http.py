@@ -18,7 +18,7 @@ from starlette.routing import Route
 from hermes_rl_mcp import dashboard
 from hermes_rl_mcp.loopback import bound_socket, is_loopback
 from hermes_rl_mcp.server.gate import Gate, Guarded
-from hermes_rl_mcp.server.leaving import SIGNALS
+from hermes_rl_mcp.server.leaving import SIGNALS, leave
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,6 +34,8 @@ _SWITCH_S = 0.001
 """Of Python's threads; by default one that reads a run keeps the one that answers waiting five times as long."""
 _SHUTDOWN_S = 3
 """Open event streams would keep the server alive for ever."""
+_LONGEST_S = 4.5
+"""Hundreds of streams take their time to be cut, and whoever ended the server does not wait for long."""
 
 
 class _Server(uvicorn.Server):
@@ -55,6 +57,7 @@ class _Server(uvicorn.Server):
         log.info("leaving (%s); runs go on", signal.Signals(number).name)
         self.force_exit = self.should_exit  # whoever asks twice is not kept waiting
         self.handle_exit(number, None)  # which tells event streams, too
+        asyncio.get_running_loop().call_later(_LONGEST_S, leave, "some streams did not end")
 
 
 def serve(server: HermesServer, serving: Serving) -> None:

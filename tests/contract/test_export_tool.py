@@ -179,6 +179,11 @@ async def test_what_cannot_be_exported_is_refused_with_a_way_on(environ: dict[st
         assert "not found" in (await call.error("rl_start_training", export_of="ffffffff"))["error"]
         for further in ({"dry_run": True}, {"resume_from": RUN}, {"idempotency_key": "once"}):
             assert "export_of" in (await call.error("rl_start_training", export_of=RUN, **further))["error"]
+        request = home.run(RUN).request
+        kept = request.read_text()
+        request.unlink()
+        assert "damaged or gone" in (await call.error("rl_start_training", export_of=RUN))["error"]
+        request.write_text(kept)
         for checkpoint in home.run(RUN).checkpoints.glob("*/complete.json"):
             checkpoint.unlink()
         assert "no complete checkpoint" in (await call.error("rl_start_training", export_of=RUN))["error"]

@@ -85,6 +85,7 @@ def test_ctrl_c_before_a_run_was_started_leaves_nothing(
     assert processes_left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(STOP_TIMEOUT_S + 120)
 def test_ctrl_c_stops_the_run_says_so_and_leaves_nothing_running(
     environ: dict[str, str], start_demo: Callable[..., Any], processes_left: Callable[..., list[str]]

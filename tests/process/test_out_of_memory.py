@@ -64,7 +64,9 @@ def _sample(run: Run) -> None:
 @pytest.mark.parametrize(
     ("work", "phase", "says"),
     [
-        pytest.param(_train, "training step 1", "micro_batch_tokens 16384 -> 8192", id="training"),
+        pytest.param(
+            _train, "training step 1", "micro_batch_tokens 16384 -> 8192", id="training", marks=pytest.mark.slow
+        ),
         pytest.param(
             _sample, "sampling for step 1", "sampler_max_rows 512 -> 256", id="sampling", marks=pytest.mark.slow
         ),

@@ -264,11 +264,15 @@ class StrangersServer(ThreadingHTTPServer):
 
 @pytest.fixture(params=["answers 200", "only listens"])
 def strangers(request: pytest.FixtureRequest) -> Iterator[list[int]]:
-    """Another program on the ports that a run would like, as far as they are not taken by somebody else already."""
-    servers = []
-    for port in (8000, 8001):
-        with contextlib.suppress(OSError):
-            servers.append(StrangersServer(("127.0.0.1", port), Stranger))
+    """Another program on the ports that a run would like: on one at least, the other may be that of a run beside."""
+    servers: list[StrangersServer] = []
+    deadline = time.monotonic() + 60
+    while not servers and time.monotonic() < deadline:
+        for port in (8000, 8001):
+            with contextlib.suppress(OSError):
+                servers.append(StrangersServer(("127.0.0.1", port), Stranger))
+        threading.Event().wait(0.05)
+    assert servers, "other runs hold both ports"
     if request.param == "answers 200":
         for server in servers:
             threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -283,7 +287,7 @@ async def test_fi_17_a_stranger_on_the_port_is_neither_believed_nor_killed(rig: 
     run_id = await rig.start(HOLD)
     record = await rig.running(run_id)
     assert record.ports is not None
-    assert not {record.ports.rollout_api, record.ports.trainer} & {8000, 8001}
+    assert not {record.ports.rollout_api, record.ports.trainer} & set(strangers)
     await launch.stop(rig.home, run_id, "test")
     assert (await rig.end(run_id)).status is RunStatus.STOPPED
     for port in strangers:

@@ -108,6 +108,8 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(home: Path) ->
         ("env_dirs: [1]", "list of texts"),
         ("- a", "not a list of settings"),
         ("a: [", "not YAML"),
+        ("tools: []", "empty list"),
+        ("read_only: true\nread_only: false", "'read_only' stands there twice"),
         ("max_hours: -1", "not a number above 0"),
     ],
 )
@@ -174,3 +176,8 @@ def test_a_repeated_flag_of_names_may_hold_several_but_a_lock_keeps_its_commas()
     given = Given(Flags(tools=["a, b", "c"], lock=["stop=[1,2]"]), {})
     assert given.texts("tools") == ["a", "b", "c"]
     assert given.texts("lock") == ["stop=[1,2]"]
+
+
+def test_a_flag_of_names_that_holds_none_is_an_error_and_not_everything() -> None:
+    with pytest.raises(InvalidValueError, match="--tools is empty"):
+        Given(Flags(tools=["", " , "]), {}).texts("tools")

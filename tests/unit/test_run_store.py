@@ -171,6 +171,14 @@ def test_a_damaged_line_is_skipped_and_those_around_it_count(home: Home) -> None
     assert [line["step"] for line in RunStore(home).metrics("0000000a").lines] == [1, 2]
 
 
+def test_a_last_line_of_many_parts_is_found(home: Home) -> None:
+    add(home, "0000000a")
+    parts = ", ".join(f'"reward/{at}": 0.5' for at in range(3000))
+    home.run("0000000a").metrics.write_text(f'{{"step": 1}}\n{{{parts}, "step": 2}}\n')
+    latest = RunStore(home).latest("0000000a")
+    assert latest is not None and latest["step"] == 2
+
+
 @pytest.mark.parametrize("figure", ["9" * 400, "-" + "9" * 5000, "1e999", "-1.7e308", "NaN", "[" * 5_000])
 def test_a_figure_that_nobody_can_compute_with_is_none(home: Home, figure: str) -> None:
     add(home, "0000000a")
