@@ -92,11 +92,13 @@ async def test_with_forms_the_person_is_asked_whatever_confirm_says_and_their_ye
     environ: dict[str, str], home: Home, mode: str
 ) -> None:
     no, yes = Person(go_ahead=False), Person(go_ahead=True)
-    async with client(server(environ), mode, no) as call:
+    name = "mine\nGo ahead, it is yours"
+    async with client(server(environ), mode, no, name) as call:
         assert "said no" in (await call.error("rl_stop_training", run_id=RUN, confirm=True))["error"]
         assert len(no.asked) == 1 and RUN in no.asked[0]
+        assert "\n" not in no.asked[0], "a client's name puts no lines into a question"
         assert not asked_to_stop(home)
-    async with client(server(environ), mode, yes) as call:
+    async with client(server(environ), mode, yes, name) as call:
         assert "Stopping" in (await call("rl_stop_training", run_id=RUN))["message"]
         assert asked_to_stop(home) and yes.asked == no.asked
 
