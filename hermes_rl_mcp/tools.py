@@ -141,7 +141,7 @@ async def rl_list_runs(
     """Runs that fit the filters, newest first; or those of ``compare`` side by side. A text holds no picture: ``plot``
     is there so that both forms of the tool take the same arguments."""
     wanted = RunFilter(environment, status, model, text)
-    return await _text(lambda ops: ops.list_runs(limit, offset, wanted=wanted, compare=compare))
+    return await _text(lambda ops: ops.list_runs(limit, offset, wanted=wanted, compare=compare, plot=plot))
 
 
 async def rl_test_inference(

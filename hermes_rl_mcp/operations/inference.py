@@ -117,6 +117,8 @@ def _check_key(context: Context) -> None:
 
 def _models(context: Context, now: Selected, models: Sequence[str] | None) -> list[str]:
     endpoint = context.settings.inference
+    if models is not None and not models:
+        raise InvalidValueError("models is an empty list.", hint="Leave it out to test the configured model.")
     chosen = list(dict.fromkeys(models or [endpoint.model_name if endpoint else now.resolution.model_name]))
     if endpoint is None:
         for model in chosen:

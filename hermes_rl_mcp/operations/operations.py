@@ -121,7 +121,14 @@ class Operations:
         *,
         wanted: RunFilter = RunFilter(),
         compare: Sequence[str] = (),
+        plot: bool = False,
     ) -> ListRuns:
+        """``plot`` says that a picture is wanted besides, which is drawn by ``plot`` below."""
+        if plot and not compare:
+            raise InvalidValueError(
+                "A plot is of runs side by side, and compare names none.",
+                hint="Name two to six run ids in compare; of one run: rl_get_results(run_id, include=['plot']).",
+            )
         return await listing.list_runs(self.context, limit, offset, wanted, compare)
 
     async def plot(self, run_ids: Sequence[str]) -> bytes:

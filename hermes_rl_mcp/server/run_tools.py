@@ -152,7 +152,7 @@ def _register_reading(server: MCPServer[Any], operations: Operations) -> None:
     ) -> Annotated[t.CallToolResult, r.ListRuns]:
         began = time.monotonic()
         wanted = RunFilter(environment, status, model, text)
-        result = await operations.list_runs(limit, offset, wanted=wanted, compare=compare)
+        result = await operations.list_runs(limit, offset, wanted=wanted, compare=compare, plot=plot)
         ids = [row.run_id for row in result.runs] if plot and result.comparison is not None else []
         drawn = await picture(operations, ids, began)
         return success(words.runs, result, links.runs(result), [one for one in (drawn.image,) if one], drawn.error)

@@ -84,8 +84,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("rl_get_results", {"run_id": ENDED, "max_points": 0}),
     ("rl_list_runs", {"limit": 0}),
     ("rl_list_runs", {"limit": "many"}),
+    ("rl_list_runs", {"plot": True}),
     ("rl_test_inference", {"test_id": "../x"}),
     ("rl_test_inference", {"num_steps": 0}),
+    ("rl_test_inference", {"models": []}),
     ("rl_test_inference", {"models": ["stranger/model"]}),
     ("rl_nothing", {}),
 ]
