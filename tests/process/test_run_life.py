@@ -262,11 +262,15 @@ class StrangersServer(ThreadingHTTPServer):
     allow_reuse_address = True
 
 
+PORTS_S = 240
+"""A run of a test beside may hold both for as long as it takes."""
+
+
 @pytest.fixture(params=["answers 200", "only listens"])
 def strangers(request: pytest.FixtureRequest) -> Iterator[list[int]]:
     """Another program on the ports that a run would like: on one at least, the other may be that of a run beside."""
     servers: list[StrangersServer] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PORTS_S
     while not servers and time.monotonic() < deadline:
         for port in (8000, 8001):
             with contextlib.suppress(OSError):
@@ -283,6 +287,7 @@ def strangers(request: pytest.FixtureRequest) -> Iterator[list[int]]:
         server.server_close()
 
 
+@pytest.mark.timeout(PORTS_S + 120)
 async def test_fi_17_a_stranger_on_the_port_is_neither_believed_nor_killed(rig: Rig, strangers: list[int]) -> None:
     run_id = await rig.start(HOLD)
     record = await rig.running(run_id)
