@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec, module_from_spec
@@ -20,6 +21,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 _DRAWS_BOXES = "rich"
 """The SDK imports it for its own log handler, httpx for its command line; a server has no use for either."""
+_LATER = ("mcp", "httpx2")
+"""Bring along the SDK's client, and what it fetches resources with that lie elsewhere: a server here has neither."""
+_loading = threading.RLock()
 HTTP_SERVER = "uvicorn"
 """The SDK's event streams import it wherever they may be served, to be told when it ends."""
 
@@ -32,7 +36,8 @@ def quick_start() -> Iterator[None]:
     gc.disable()
     BaseModel.model_config = ConfigDict(**usual, defer_build=True)
     try:
-        _client_later()
+        for package in _LATER:
+            _later(package)
         with _adapters_later(), _rebuilds_later(), without(_DRAWS_BOXES):
             yield
     finally:
@@ -48,17 +53,25 @@ class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__spec__ is None or self.__spec__.loader is None:
             raise AttributeError(name)
-        self.__class__ = ModuleType  # type: ignore[assignment]  # a plain module from here on
-        self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
+        with _loading:  # another thread that asks meanwhile waits for the whole package
+            if type(self) is _Later:
+                if "_runs" in self.__dict__:  # its own code asks for what it has not made yet
+                    raise AttributeError(name)
+                self.__dict__["_runs"] = True
+                try:
+                    self.__spec__.loader.exec_module(self)
+                finally:
+                    del self.__dict__["_runs"]
+                self.__class__ = ModuleType  # type: ignore[assignment]  # a plain module from here on
+            return getattr(self, name)
 
 
-def _client_later() -> None:
-    """``import mcp`` brings the SDK's client along, which a server has no use for."""
-    if "mcp" not in sys.modules and (spec := find_spec("mcp")) is not None:
-        package: Any = module_from_spec(spec)
-        package.__class__ = _Later
-        sys.modules["mcp"] = package
+def _later(package: str) -> None:
+    """Puts the import of a package off until a name of it is asked for."""
+    if package not in sys.modules and (spec := find_spec(package)) is not None:
+        put_off: Any = module_from_spec(spec)
+        put_off.__class__ = _Later
+        sys.modules[package] = put_off
 
 
 @contextmanager

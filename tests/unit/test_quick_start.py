@@ -27,9 +27,15 @@ except ZeroDivisionError:
 assert state() == before
 assert "mcp.client" not in sys.modules, "a server has no use for it"
 import rich
-import mcp
+import mcp, httpx2
+from concurrent.futures import ThreadPoolExecutor
+assert "httpx2._client" not in sys.modules
+sys.setswitchinterval(1e-5)
+with ThreadPoolExecutor(4) as threads:
+    found = list(threads.map(lambda name: getattr(httpx2, name), ["Client", "AsyncClient", "get", "Timeout"] * 4))
+assert found[:4] == [httpx2.Client, httpx2.AsyncClient, httpx2.get, httpx2.Timeout]
 from mcp import Client
-assert mcp.Client is Client and type(mcp) is types.ModuleType
+assert mcp.Client is Client and type(mcp) is type(httpx2) is types.ModuleType
 class Mine(BaseModel):
     x: int
 assert Mine.__pydantic_complete__
