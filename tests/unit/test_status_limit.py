@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 import pytest
+from full_run import checkpoint
 from live_run import LIMIT_S, RUN_ID, LiveRun
 
 from hermes_rl_mcp.contracts.estimates import Estimate
-from hermes_rl_mcp.contracts.records import METRIC_NAMES, CheckpointMarker
+from hermes_rl_mcp.contracts.records import METRIC_NAMES
 from hermes_rl_mcp.contracts.runs import RunStatus
 from hermes_rl_mcp.contracts.vitals import EnvState, Vitals
 from hermes_rl_mcp.errors import UnknownRunError
@@ -152,20 +153,8 @@ async def test_results_average_the_first_and_last_five_steps_and_thin_out_the_hi
 @pytest.mark.anyio
 async def test_without_a_completion_record_the_newest_complete_checkpoint_gives_the_adapter(run: LiveRun) -> None:
     for step in (1, 2):
-        adapter = run.paths.checkpoints / f"step_{step}" / "adapter"
-        adapter.mkdir(parents=True)
-        (adapter / "adapter_config.json").write_text("{}")
-        (adapter / "adapter_model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
-        marker = CheckpointMarker(
-            step=step,
-            policy_version=step,
-            base_model="builtin:tiny",
-            base_sha256="0" * 64,
-            lora_rank=4,
-            files={"adapter/adapter_config.json": "0" * 64},
-            created_at=now(),
-        )
-        (adapter.parent / "complete.json").write_text(marker.model_dump_json())
+        checkpoint(run.paths.checkpoints, step)
+    adapter = run.paths.checkpoints / "step_2" / "adapter"
     assert (await run.operations().get_results(RUN_ID)).adapter_path == str(adapter)
 
 
