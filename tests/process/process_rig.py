@@ -36,13 +36,16 @@ QUICK = {
 Knobs = dict[str, dict[str, Any]]
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10) -> None:
-    """Returns once the condition is true."""
-    with anyio.fail_after(timeout_s):
+async def until(
+    condition: Callable[[], object], timeout_s: float = 10, found: Callable[[], str] = lambda: "not in time"
+) -> None:
+    """Returns once the condition is true; else fails with what was ``found`` instead."""
+    with anyio.move_on_after(timeout_s):
         while True:
             if condition():
                 return
             await anyio.sleep(0.02)
+    raise TimeoutError(found())
 
 
 class Rig:
