@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pydantic import JsonValue
 
 ChatMessage = dict[str, Any]
-"""One message in OpenAI's chat form: role, content, and where they apply tool_calls, tool_call_id, reasoning_content."""
+"""One message in OpenAI's chat form: role, content and where they apply tool_calls, tool_call_id, reasoning_content."""
 ToolSchema = dict[str, Any]
 """One entry of OpenAI's ``tools``: ``{"type": "function", "function": {name, description, parameters}}``."""
 
@@ -120,7 +120,7 @@ class CallContext:
 
 
 Handler = Callable[[CallContext, dict[str, Any]], JsonValue | Awaitable[JsonValue]]
-"""Its arguments are checked against the schema. A plain function runs in the pool of threads, an async one on the loop."""
+"""Its arguments are checked against the schema. Plain functions run in the pool of threads, async ones on the loop."""
 
 
 @dataclass(frozen=True)
