@@ -8,18 +8,22 @@ import sys
 import pytest
 
 PROGRAM = """
-import gc, sys, types
+import gc, sys, types, typing
 from pydantic import BaseModel, TypeAdapter
 from hermes_rl_mcp.server.startup import quick_start
 
 def state():
     rebuild, later = BaseModel.__dict__["model_rebuild"], TypeAdapter.__dict__.get("_defer_build")
-    return dict(BaseModel.model_config), rebuild, later, gc.isenabled(), sys.modules.get("rich", "importable")
+    boxes, compiler = sys.modules.get("rich", "importable"), vars(typing).get("compile")
+    return dict(BaseModel.model_config), rebuild, later, gc.isenabled(), boxes, compiler
 
 before = state()
 try:
     with quick_start():
         assert state() != before
+        if sys.version_info < (3, 14):  # later ones compile an annotation when it is asked for
+            first, second = (typing.ForwardRef("int | None").__forward_code__ for _ in range(2))
+            assert first is second
         from hermes_rl_mcp.server.app import build_server
         %s
 except ZeroDivisionError:
