@@ -52,7 +52,14 @@ def validate(environment: type[BaseEnv], values: Mapping[str, JsonValue]) -> Val
             good = {name: value for name, value in good.items() if name not in bad}
         else:
             coerced = {name: to_jsonable_python(getattr(config, name)) for name in good}
+            for name in [name for name in good if _switch_as_number(values[name], coerced[name])]:
+                errors[name] = f"Input should be a number, found {coerced.pop(name) == 1}"
             return ValidationReply(ok=not errors, values=coerced, errors=errors)
+
+
+def _switch_as_number(given: object, taken: object) -> bool:
+    """Pydantic takes true for 1, which nobody who says it of a number can mean."""
+    return isinstance(given, bool) and isinstance(taken, int | float) and not isinstance(taken, bool)
 
 
 def _field(config: BaseModel, name: str, schema: Mapping[str, Any]) -> FieldInfo:

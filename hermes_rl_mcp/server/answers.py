@@ -8,7 +8,8 @@ against the tool's output schema even then, so every published schema also admit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from typing import TypeVar
 
 import mcp.types as t
@@ -81,6 +82,19 @@ def bad_arguments(tool: str, error: ValidationError) -> t.CallToolResult:
     parts = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in items]
     text = f"Arguments of {tool} are not valid: {'; '.join(parts)}."
     hint = "Call it again with arguments that fit its input schema."
+    return _failed(f"{text} {hint}", ErrorPayload(error=text, hint=hint))
+
+
+def unknown_arguments(tool: str, given: Iterable[str], known: Sequence[str]) -> t.CallToolResult | None:
+    """The error of names that the tool does not have: left out silently, a misspelt one would do something else than
+    was asked for. None if there are none."""
+    strange = [name for name in given if name not in known]
+    if not strange:
+        return None
+    text = f"{tool} has no argument {', '.join(map(repr, strange))}; nothing was done."
+    close = get_close_matches(strange[0], known, n=1)
+    hint = f"Did you mean '{close[0]}'? " if close else ""
+    hint += f"Its arguments: {', '.join(known)}." if known else "It takes none."
     return _failed(f"{text} {hint}", ErrorPayload(error=text, hint=hint))
 
 

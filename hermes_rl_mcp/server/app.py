@@ -26,7 +26,7 @@ from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.operations.starting import relaunch_queued
 from hermes_rl_mcp.redact import redact_text, secret_values
 from hermes_rl_mcp.server import completions, prompts, tools
-from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, masked, no_such_tool
+from hermes_rl_mcp.server.answers import bad_arguments, crashed, failure, masked, no_such_tool, unknown_arguments
 from hermes_rl_mcp.server.instructions import INSTRUCTIONS
 from hermes_rl_mcp.server.notifier import Notifier
 from hermes_rl_mcp.server.resources.serving import Resources
@@ -101,7 +101,7 @@ class HermesServer(MCPServer[Any]):
         if why := self._not_offered.get(name):
             return no_such_tool(f"{name} is not available: {why}.")
         try:
-            answer = await super().call_tool(name, arguments, context)
+            answer = self._refusal(name, arguments) or await super().call_tool(name, arguments, context)
         except ToolError as error:
             answer = _answer(name, error)
         except MCPError as error:  # as an error of the protocol the model would not see it
@@ -111,6 +111,11 @@ class HermesServer(MCPServer[Any]):
             answer = failure(DeclinedError(f"could not be reached through this client ({error})"))
         secrets = secret_values(self.operations.context.operator.environ)
         return masked(answer, secrets) if isinstance(answer, t.CallToolResult) else answer
+
+    def _refusal(self, name: str, arguments: dict[str, Any]) -> t.CallToolResult | None:
+        """The SDK leaves out what a tool does not know."""
+        tool = self._tool_manager.get_tool(name)
+        return unknown_arguments(name, arguments, list(tool.parameters["properties"])) if tool else None
 
     async def list_resources(self) -> list[t.Resource]:
         return [*await super().list_resources(), *await self._resources.listed()]

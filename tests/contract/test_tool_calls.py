@@ -79,3 +79,12 @@ async def test_a_call_that_waits_says_how_it_goes_and_comes_back_with_the_next_s
     assert answer.structured_content["metrics"]["step"] == 1
     assert "step 0 of 10" in notes[0][1]
     assert [count for count, _ in notes] == sorted({count for count, _ in notes}), "each above the last"
+
+
+@pytest.mark.anyio
+async def test_an_argument_that_a_tool_does_not_have_is_refused_and_nothing_done(environ: dict[str, str]) -> None:
+    async with in_memory(environ) as call:
+        error = await call.error("rl_start_training", resume_form="12345678")
+        assert "no argument 'resume_form'; nothing was done" in error["error"]
+        assert "Did you mean 'resume_from'?" in error["hint"]
+        assert (await call("rl_list_runs"))["count"] == 0

@@ -79,6 +79,8 @@ def coerce_library_value(model: type[BaseModel], name: str, value: JsonValue) ->
         coerced = TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         raise invalid(name, value, sentence(error)) from error
+    if isinstance(value, bool) and isinstance(coerced, int | float) and not isinstance(coerced, bool):
+        raise invalid(name, value, "must be a number")  # pydantic takes true for 1, which nobody can mean
     if isinstance(coerced, float) and not math.isfinite(coerced):
         raise invalid(name, value, "must be a finite number")
     result: JsonValue = TypeAdapter(annotation).dump_python(coerced, mode="json")
