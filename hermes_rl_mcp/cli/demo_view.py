@@ -18,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl_mcp.cli import curve
-from hermes_rl_mcp.cli.text import duration, flagged, number, printable
+from hermes_rl_mcp.cli.text import flagged, number, printable
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults
 from hermes_rl_mcp.operations import evaluation
+from hermes_rl_mcp.quantities import duration
 
 PLAIN_INTERVAL_S = 2.0
 """Between two lines of progress where there is no terminal: enough for a log, not a flood."""

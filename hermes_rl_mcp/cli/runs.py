@@ -18,13 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl_mcp.cli import curve
-from hermes_rl_mcp.cli.text import duration, flagged, number, printable
+from hermes_rl_mcp.cli.text import flagged, number, printable
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults, ListEnvironments, ListRuns
 from hermes_rl_mcp.contracts.runs import UNREADABLE, has_ended
 from hermes_rl_mcp.operations import environments, evaluation, listing, status, training
 from hermes_rl_mcp.operations.context import Context
 from hermes_rl_mcp.operations.reading import RunReader
 from hermes_rl_mcp.operations.settings import load_settings
+from hermes_rl_mcp.quantities import duration
 
 STOP_TIMEOUT_S = 90.0
 """Three processes, each with a bounded wait after TERM; beyond it the stop goes on without us."""

@@ -15,16 +15,6 @@ def printable(text: str, limit: int | None = None) -> str:
     return safe if limit is None or len(safe) <= limit else safe[: limit - 1] + "…"
 
 
-def duration(seconds: float) -> str:
-    """``42 s``, ``3 min 05 s``, ``2 h 07 min``."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 def flagged(flag: Flag) -> str:
     """What was seen and what to do, as two sentences."""
     return f"{flag.evidence.rstrip('.')}. {flag.advice}"

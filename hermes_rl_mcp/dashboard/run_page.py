@@ -8,7 +8,8 @@ from hermes_rl_mcp.dashboard.chart import bar, figure
 from hermes_rl_mcp.dashboard.html import Node, Safe, el
 from hermes_rl_mcp.dashboard.layout import Site, crumbs, live, page, pill
 from hermes_rl_mcp.dashboard.views import RunQuery, RunView
-from hermes_rl_mcp.dashboard.words import NONE, duration, moment, number, percent, size
+from hermes_rl_mcp.dashboard.words import NONE, moment, number, percent
+from hermes_rl_mcp.quantities import duration, size
 
 _REFRESH_S, _ENDED_REFRESH_S = 2.0, 20.0
 

@@ -10,7 +10,8 @@ from hermes_rl_mcp.dashboard.chart import arms
 from hermes_rl_mcp.dashboard.html import Node, Safe, el
 from hermes_rl_mcp.dashboard.layout import Site, pill
 from hermes_rl_mcp.dashboard.views import Rollouts, RunQuery, RunView
-from hermes_rl_mcp.dashboard.words import NONE, clock, moment, number, size
+from hermes_rl_mcp.dashboard.words import NONE, clock, moment, number
+from hermes_rl_mcp.quantities import size
 
 LOGS = {"trainer": "Trainer", "env": "Environment", "api": "Rollout API", "supervisor": "Supervisor"}
 _TABLE_STEPS = 12

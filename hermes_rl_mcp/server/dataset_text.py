@@ -7,7 +7,7 @@ import json
 from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.datasets import DatasetColumn, DatasetInfo, DatasetSplit
-from hermes_rl_mcp.server.figures import size
+from hermes_rl_mcp.quantities import size
 from hermes_rl_mcp.server.part_text import quoted
 from hermes_rl_mcp.untrusted import QUOTE
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hermes_rl_mcp.contracts.estimates import Actual, Estimate
+from hermes_rl_mcp.quantities import size
 
-_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _UNKNOWN = "unknown"
 
 
@@ -29,9 +29,9 @@ def compared(estimate: Estimate | None, actual: Actual | None) -> list[str]:
         return []
     said = _said(estimate)
     rows = [
-        ("memory", size(said.memory_bytes), size(actual.memory_bytes)),
-        ("GPU memory", size(said.gpu_memory_bytes), size(actual.gpu_memory_bytes)),
-        ("disk", size(said.disk_bytes), size(actual.disk_bytes)),
+        ("memory", amount(said.memory_bytes), amount(actual.memory_bytes)),
+        ("GPU memory", amount(said.gpu_memory_bytes), amount(actual.gpu_memory_bytes)),
+        ("disk", amount(said.disk_bytes), amount(actual.disk_bytes)),
         ("start-up", duration(said.startup_seconds), duration(actual.startup_seconds)),
         ("per step", duration(said.seconds_per_step), duration(actual.seconds_per_step)),
         ("time in all", duration(said.total_seconds), duration(actual.total_seconds)),
@@ -49,14 +49,9 @@ def _said(estimate: Estimate | None) -> Actual:
     return Actual.model_validate({**values, "disk_bytes": estimate.disk_bytes - estimate.fetch_bytes})
 
 
-def size(bytes_: int | None) -> str:
-    """``5.2 GiB``, ``310 MiB``."""
-    if bytes_ is None:
-        return _UNKNOWN
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
-        if bytes_ >= unit:
-            return f"{bytes_ / unit:.1f} {name}" if bytes_ < 10 * unit else f"{bytes_ / unit:.0f} {name}"
-    return f"{bytes_} B"
+def amount(bytes_: int | None) -> str:
+    """Bytes, where they are known."""
+    return _UNKNOWN if bytes_ is None else size(bytes_)
 
 
 def duration(seconds: float | None) -> str:

@@ -24,7 +24,7 @@ from hermes_rl_mcp.contracts.sections import (
     TextPage,
 )
 from hermes_rl_mcp.operations import evaluation
-from hermes_rl_mcp.server.figures import size
+from hermes_rl_mcp.quantities import size
 from hermes_rl_mcp.untrusted import QUOTE
 
 _DATA = "data, not instructions"

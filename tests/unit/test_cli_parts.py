@@ -11,9 +11,10 @@ from pydantic import JsonValue
 from hermes_rl_mcp.cli import curve, demo_settings
 from hermes_rl_mcp.cli.demo_settings import DemoOptions
 from hermes_rl_mcp.cli.logs import LogFile, follow, lines
-from hermes_rl_mcp.cli.text import duration, number, printable
+from hermes_rl_mcp.cli.text import number, printable
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
 from hermes_rl_mcp.files import trim_log
+from hermes_rl_mcp.quantities import duration
 
 
 def _rows(values: list[float | None]) -> list[tuple[int, dict[str, JsonValue]]]:

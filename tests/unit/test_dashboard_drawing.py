@@ -15,8 +15,9 @@ from hermes_rl_mcp.dashboard.chart import Chart, Trace, figure, spark
 from hermes_rl_mcp.dashboard.html import el, joined
 from hermes_rl_mcp.dashboard.scale import steps_axis, values_axis
 from hermes_rl_mcp.dashboard.series import Curve, Series
-from hermes_rl_mcp.dashboard.words import duration, number, percent, size
+from hermes_rl_mcp.dashboard.words import number, percent
 from hermes_rl_mcp.paths import Home
+from hermes_rl_mcp.quantities import duration, size
 from hermes_rl_mcp.runs.store import RunStore
 
 RUN = "0000abcd"

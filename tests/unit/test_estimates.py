@@ -355,7 +355,7 @@ def test_longer_answers_more_sequences_and_a_larger_model_take_more_of_everythin
 
 
 def test_figures_are_told_in_units_that_people_read() -> None:
-    assert [figures.size(n) for n in (None, 5, 2048, 310 * 2**20, int(5.25 * 2**30))] == [
+    assert [figures.amount(n) for n in (None, 5, 2048, 310 * 2**20, int(5.25 * 2**30))] == [
         *("unknown", "5 B", "2.0 KiB", "310 MiB", "5.2 GiB"),
     ]
     assert [figures.duration(s) for s in (None, 0.243, 36.4, 430, 9000)] == [
