@@ -34,11 +34,11 @@ demo: $(VENV)/.installed-train
 	@$(BIN)/hermes-rl demo $(DEMO_ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python tests/run.py -m "not slow and not gpu" -n 3 --dist worksteal $(PYTEST_ARGS)
 
 test-more: $(VENV)/.installed-dev $(OTHER_CLIENTS) $(CHECKERS)
-	$(BIN)/python -m pytest -m "(slow or gpu) and not alone" -n 2 --dist worksteal $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "slow and alone" $(PYTEST_ARGS)
+	$(BIN)/python tests/run.py -m "(slow or gpu) and not alone" -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python tests/run.py -m "slow and alone" $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
