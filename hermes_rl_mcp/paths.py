@@ -75,6 +75,15 @@ class Home:
         return self.rl / "cache" / "turns"
 
     @property
+    def atropos_venv(self) -> Path:
+        """Virtual environment for environments that are written for Atropos."""
+        return self.rl / "atropos-venv"
+
+    @property
+    def atropos_python(self) -> Path:
+        return self.atropos_venv / "bin" / "python"
+
+    @property
     def exports(self) -> Path:
         """Where exports by tool lie."""
         return self.rl / "exports"

@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from hermes_rl_mcp import __version__, lifeline
 from hermes_rl_mcp.contracts.environments import EnvironmentInfo, EnvironmentSchema, ValidationReply
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, MissingExtraError
 from hermes_rl_mcp.files import make_private_dir, read_file, read_tail, write_atomic
+from hermes_rl_mcp.interpreters import environment_program
 from hermes_rl_mcp.paths import install_root
 from hermes_rl_mcp.redact import redact, redact_field, redact_text, secret_values
 
@@ -72,7 +72,10 @@ class Describer:
 
     async def describe(self, info: EnvironmentInfo) -> EnvironmentSchema:
         """The environment's fields; from the cache while neither its file nor the SDK changed."""
-        path = self.cache / f"{await anyio.to_thread.run_sync(_fingerprint, info)}.json"
+        path = (
+            self.cache
+            / f"{await anyio.to_thread.run_sync(_fingerprint, info, environment_program(info.base, self.environ))}.json"
+        )
         try:
             return EnvironmentSchema.model_validate_json(read_file(path))
         except OSError:
@@ -94,8 +97,8 @@ class Describer:
     async def _run(self, info: EnvironmentInfo, values: dict[str, JsonValue] | None) -> JsonValue:
         with tempfile.TemporaryDirectory(prefix="hermes-rl-describe-") as folder:
             output = Path(folder) / "out.json"
-            command = [sys.executable, "-P", "-m", "hermes_rl_mcp.envs", f"{info.file_path}:{info.class_name}"]
-            command += ["describe", "--output", str(output)]
+            command = environment_program(info.base, self.environ)
+            command += [f"{info.file_path}:{info.class_name}", "describe", "--output", str(output)]
             if values is not None:
                 (Path(folder) / "in.json").write_text(json.dumps(values), encoding="utf-8")
                 command += ["--values", str(Path(folder) / "in.json")]
@@ -159,11 +162,11 @@ async def end_session(process: anyio.abc.Process) -> None:
     await process.aclose()
 
 
-def _fingerprint(info: EnvironmentInfo) -> str:
-    """Over the file, its class, the SDK's sources, and the size and age of the Python files beside it."""
+def _fingerprint(info: EnvironmentInfo, program: Sequence[str]) -> str:
+    """Over the file, its class, its Python, the SDK's sources, and the size and age of the Python files beside it."""
     digest = hashlib.sha256()
     file = Path(info.file_path)
-    for part in (__version__, sys.executable, info.file_path, info.class_name, file_sha256(file)):
+    for part in (__version__, *program, info.file_path, info.class_name, file_sha256(file)):
         digest.update(part.encode() + b"\0")
     sdk = sorted((install_root() / "hermes_rl_mcp" / "envs").rglob("*.py"))
     for other in [*sdk, *sorted(file.parent.glob("*.py"))]:

@@ -14,6 +14,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from hermes_rl_mcp.envs.base import BaseEnv
+from hermes_rl_mcp.envs.community.adapter import adapt, is_community
+from hermes_rl_mcp.envs.community.source import community_source, prepare
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.errors import EnvironmentFileError
 
@@ -30,6 +32,8 @@ def load_environment(spec: str) -> type[BaseEnv]:
     if not class_name:
         return _only_environment(module, path)
     chosen = getattr(module, class_name, None)
+    if inspect.isclass(chosen) and is_community(chosen):
+        return adapt(chosen)
     if not (inspect.isclass(chosen) and issubclass(chosen, BaseEnv)):
         found = "no such class" if chosen is None else "not a subclass of hermes_rl_mcp.envs.BaseEnv"
         raise EnvironmentFileError(
@@ -60,6 +64,8 @@ def _import(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that a sibling cannot shadow a library
     name = path.stem
+    if source := community_source(path):
+        name = prepare(path, source)
     if name in sys.modules or name in sys.stdlib_module_names:
         name = f"{name}_environment"  # a file called json.py must not become the json of everybody
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))

@@ -30,6 +30,7 @@ from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.runs import ProcessName
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint
 from hermes_rl_mcp.files import read_tail, write_atomic
+from hermes_rl_mcp.interpreters import environment_program
 from hermes_rl_mcp.operations.inference_records import (
     TestPaths,
     TestRequest,
@@ -142,8 +143,8 @@ class Runner:
         config = process_log.with_suffix(".yaml")
         write_atomic(config, yaml.safe_dump(self._config(test.model, output, endpoint), sort_keys=False))
         info = self._request.info
-        command = [sys.executable, "-P", "-m", "hermes_rl_mcp.envs", f"{info.file_path}:{info.class_name}"]
-        command += ["process", "--config", str(config)]
+        command = environment_program(info.base, self._environ)
+        command += [f"{info.file_path}:{info.class_name}", "process", "--config", str(config)]
         child = self._spawn("env", command, process_log, files)
         while child.poll() is None:
             self._read(index, output)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ProcessName
+from hermes_rl_mcp.interpreters import ATROPOS_PYTHON, environment_program
 from hermes_rl_mcp.paths import Home, RunPaths, install_root
 from hermes_rl_mcp.redact import SECRET_PREFIX
 from hermes_rl_mcp.runs.forecast.device import cpu_count
@@ -34,7 +35,7 @@ _GPU = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_
 _TRAINER_PREFIXES = ("WANDB_", "PIP_")
 """W&B's key and settings; pip's, because a builtin model may be fetched by it."""
 _PREFIXES: dict[ProcessName, tuple[str, ...]] = {"api": (), "trainer": _TRAINER_PREFIXES, "env": (SECRET_PREFIX,)}
-_SUPERVISOR = (CHILD_COMMANDS, "HERMES_RL_CLAIMS_DIR", "XDG_RUNTIME_DIR")
+_SUPERVISOR = (CHILD_COMMANDS, ATROPOS_PYTHON, "HERMES_RL_CLAIMS_DIR", "XDG_RUNTIME_DIR")
 
 _ALLOWED: dict[ProcessName, tuple[str, ...]] = {"api": _BASE, "trainer": _BASE + _HUB + _GPU, "env": _BASE + _HUB}
 
@@ -121,7 +122,10 @@ def child_spec(
         "trainer": "trainer",
         "env": "hermes_rl_mcp.envs",
     }
-    program = commands.get(name) or [sys.executable, "-P", "-m", modules[name]]
+    own = [sys.executable, "-P", "-m", modules[name]]
+    if name == "env":
+        own = environment_program(config.run.env_base, {**environ, "HERMES_HOME": str(home.root)})
+    program = commands.get(name) or own
     arguments: dict[ProcessName, list[str]] = {
         "api": ["--config", config_path, "--listen-fd", str(handover.api_socket)],
         "trainer": [

@@ -1,0 +1,76 @@
+"""What is broken around Atropos' environments with today's libraries, set right in this process before one is loaded.
+
+Nothing on disk is touched. Every mend can be made twice without harm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from functools import wraps
+from typing import Any
+
+SINK = "_hermes_rl_sink"
+"""Attribute of an environment: where its metrics go."""
+EVALUATION = "_hermes_rl_evaluation"
+"""Attribute of an environment: what its last evaluation handed over (metrics, samples, generation parameters)."""
+_DONE = "_hermes_rl_mended"
+
+
+def mend() -> None:
+    """All of them. Raises ModuleNotFoundError without atroposlib."""
+    os.environ["WANDB_MODE"] = "disabled"  # the trainer logs; an environment must not ask for a key or a network
+    _templates()
+    base = importlib.import_module("atroposlib.envs.base").BaseEnv
+    if not getattr(base, _DONE, False):
+        _metrics(base)
+        _evaluations(base)
+        setattr(base, _DONE, True)
+
+
+def _templates() -> None:
+    """From version 5 on transformers answers a mapping where the environments take a list of ids for granted."""
+    tokenizer = importlib.import_module("transformers").PreTrainedTokenizerBase
+    original = tokenizer.apply_chat_template
+    if getattr(original, _DONE, False):
+        return
+
+    @wraps(original)
+    def as_before(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("return_dict", False)
+        return original(self, *args, **kwargs)
+
+    setattr(as_before, _DONE, True)
+    tokenizer.apply_chat_template = as_before
+
+
+def _metrics(base: Any) -> None:
+    """What would go to W&B is handed to the adapter as well."""
+    original = base.wandb_log
+
+    @wraps(original)
+    async def wandb_log(self: Any, wandb_metrics: dict[str, Any] | None = None) -> None:
+        metrics = {} if wandb_metrics is None else wandb_metrics
+        await original(self, metrics)
+        if sink := getattr(self, SINK, None):
+            sink(metrics)
+
+    base.wandb_log = wandb_log
+
+
+def _evaluations(base: Any) -> None:
+    """The adapter writes the files; an environment without a folder for them would fail."""
+
+    @wraps(base.evaluate_log)
+    async def evaluate_log(
+        self: Any,
+        metrics: Mapping[str, Any],
+        *args: Any,
+        generation_parameters: Mapping[str, Any] | None = None,
+        samples: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        setattr(self, EVALUATION, (dict(metrics), list(samples or []), dict(generation_parameters or {})))
+
+    base.evaluate_log = evaluate_log

@@ -1,0 +1,40 @@
+"""Which Python runs an environment. One written for Atropos may have a Python of its own, with atroposlib in it.
+
+Looked up at each start: installing atroposlib needs no restart of anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.paths import Home, install_root
+
+ATROPOS_PYTHON = "HERMES_RL_ATROPOS_PYTHON"
+"""Names the interpreter; otherwise the one of ``hermes-rl envs install-atropos``, otherwise the product's own."""
+
+
+def environment_program(base: Literal["hermes_rl_mcp", "atroposlib"], environ: Mapping[str, str]) -> list[str]:
+    """The command to which ``FILE:Class COMMAND ...`` is appended. Raises InvalidValueError for a Python that is not
+    there."""
+    if base == "atroposlib" and (python := atropos_python(environ)) is not None:
+        bootstrap = install_root() / "hermes_rl_mcp" / "envs" / "community" / "bootstrap.py"
+        return [str(python), "-P", str(bootstrap)]
+    return [sys.executable, "-P", "-m", "hermes_rl_mcp.envs"]
+
+
+def atropos_python(environ: Mapping[str, str]) -> Path | None:
+    """None: atroposlib is expected beside the product itself."""
+    if named := environ.get(ATROPOS_PYTHON, "").strip():
+        python = Path(named).expanduser()
+        if not python.is_file():
+            raise InvalidValueError(
+                f"{ATROPOS_PYTHON} = {named!r} is no file.",
+                hint="Name the bin/python of a virtual environment that has atroposlib, or unset it.",
+            )
+        return python
+    made = Home.from_environ(environ).atropos_python
+    return made if made.is_file() else None
