@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import JsonValue
 
@@ -180,7 +180,11 @@ class Parsed:
 class ToolCallParser(Protocol):
     """Reads the tool calls of one family of models out of plain text, and writes what it reads."""
 
-    name: str
+    name: ClassVar[str]
 
-    def parse(self, text: str) -> Parsed:
-        """Never raises. A damaged block is an entry of ``errors`` and does not cost the others."""
+    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> Parsed:
+        """Never raises. A damaged block is an entry of ``errors`` and does not cost the others. ``tools`` say which
+        arguments are strings, for formats that write none of the quotes."""
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        """The calls as a model of this family writes them."""

@@ -62,9 +62,15 @@ def test_a_thought_that_the_template_opened_ends_at_its_closing_tag() -> None:
 
 
 def test_think_tags_within_an_argument_are_a_part_of_it() -> None:
-    text = '<tool_call>{"name":"f","arguments":{"x":"<think></think></tool_call>"}}</tool_call>'
-    [call] = get_parser("hermes").parse(text).calls
-    assert json.loads(call.arguments) == {"x": "<think></think></tool_call>"}
+    for value in ("<think></think></tool_call>", "a </think> b"):
+        text = f'<tool_call>{{"name":"f","arguments":{{"x":"{value}"}}}}</tool_call>'
+        [call] = get_parser("hermes").parse(text).calls
+        assert json.loads(call.arguments) == {"x": value}
+
+
+def test_arguments_can_always_be_encoded() -> None:
+    [call] = get_parser("hermes").parse('<tool_call>{"name":"f","arguments":{"x":"\\ud800"}}</tool_call>').calls
+    assert call.arguments.encode() == b'{"x": "\\ud800"}'
 
 
 @pytest.mark.parametrize("name", sorted({"hermes", "qwen", "longcat", "mistral", "kimi_k2", "glm45", "glm47"}))
