@@ -159,7 +159,8 @@ class MissingExtraError(HermesRLError):
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(
             f"{what} needs packages that are not installed.",
-            hint=f"Install them with: pip install 'hermes-rl-mcp[{extra}]'",
+            hint=f"Install them with: pip install 'hermes-rl-mcp[{extra}]'"
+            + (" or, apart from everything else: hermes-rl install-atropos" if extra == "atropos" else ""),
             details={"extra": extra},
         )
 

@@ -181,6 +181,18 @@ def doctor(as_json: JsonFlag = False) -> None:
     raise typer.Exit(1 if problems else 0)
 
 
+@app.command("install-atropos")
+def install_atropos(
+    packages: Annotated[list[str] | None, typer.Argument(help="What your environments need besides.")] = None,
+) -> None:
+    """Make the virtual environment that runs environments written for Atropos (about 1 GB)."""
+    from hermes_rl_mcp.cli.install_atropos import install
+    from hermes_rl_mcp.paths import Home
+
+    python = install(Home.from_environ(os.environ).atropos_venv, packages or [])
+    typer.echo(f"Environments written for Atropos run with {python}")
+
+
 @app.command()
 def evaluate(
     run_id: RunId,

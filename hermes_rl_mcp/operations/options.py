@@ -64,6 +64,7 @@ OPTIONS = (
         *("data_dirs", "folder whose data sets the agent may look into; repeatable", "FOLDER", "--data-dir"),
         split=split_folders,
     ),
+    Option("atropos_python", "Python that runs environments written for Atropos", "FILE"),
     Option("session", "name of the selection shared by clients", "NAME"),
     Option("lock", "lock a field to a value; repeatable", "NAME=VALUE", split=split_pairs),
     Option("unlock", "unlock a field; repeatable", "NAME", split=split_commas),
@@ -104,6 +105,7 @@ class Flags:
     profile: str | None = None
     env_dirs: Sequence[str] = ()
     data_dirs: Sequence[str] = ()
+    atropos_python: str | None = None
     session: str | None = None
     lock: Sequence[str] = ()
     unlock: Sequence[str] = ()

@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from hermes_rl_mcp.contracts.profiles import PROFILES, Profile
 from hermes_rl_mcp.contracts.settings import InferenceEndpoint, OperatorLimits, Settings
 from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.interpreters import ATROPOS_PYTHON, atropos_python
 from hermes_rl_mcp.operations.options import Flags, Given, given, split_commas
 from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.configuration.addresses import hosts_of
@@ -59,6 +60,9 @@ def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operato
         raise InvalidValueError(
             f"--session {session!r} cannot be a file name.", hint="Use letters, digits, '.', '_' and '-'."
         )
+    if python := found.text("atropos_python"):
+        merged[ATROPOS_PYTHON] = python  # children are told by environment
+        atropos_python(merged)
     settings = Settings(
         home=str(home.root),
         session=session,
