@@ -28,7 +28,10 @@ FOR_CHILDREN = (
     *("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE"),
 )
 """Settings of a run that a client does not pass on."""
-KEYS = ("HF_TOKEN", "WANDB_API_KEY", "HERMES_RL_INFERENCE_API_KEY", "OPENAI_API_KEY", "TINKER_API_KEY")
+KEYS = (
+    *("HF_TOKEN", "WANDB_API_KEY", "HERMES_RL_INFERENCE_API_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY"),
+    "TINKER_API_KEY",
+)
 """Secrets of services, by name."""
 _OF_HTTP = ("transport", "host", "port", "token_file", "accept_hosts", "accept_origins")
 _FOR_US = (

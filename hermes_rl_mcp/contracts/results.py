@@ -337,6 +337,23 @@ class InferenceStep(Result):
     truncated: int = 0
 
 
+class Example(Result):
+    """One completion of a test, cut short: text of a model and of an environment."""
+
+    kind: Literal["best", "worst", "random"]
+    step: int
+    score: float
+    prompt: str
+    completion: str
+
+
+class Verdict(Result):
+    """Whether it makes sense to train, and why."""
+
+    ready: bool
+    reasons: list[str]
+
+
 class ModelTest(Result):
     """One model of rl_test_inference."""
 
@@ -354,6 +371,24 @@ class ModelTest(Result):
     step_success_rate: float = 0.0
     reward_parts: dict[str, float] = Field(default_factory=dict)
     """Means of the named parts of the score."""
+    provider: str = "this machine"
+    """Host that answers; then the companies behind it, where it names them."""
+    truncation_ratio: float | None = None
+    reward_mean: float | None = None
+    reward_std: float | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    zero_variance_groups: int = 0
+    """Groups whose scores are all equal: nothing is learned from them."""
+    parse_failures: int | None = None
+    """Answers not of the form that is asked for; null where the environment does not say."""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_usd: float | None = None
+    """Null where the endpoint does not say."""
+    seconds: float | None = None
+    examples: list[Example] = Field(default_factory=list)
+    verdict: Verdict | None = None
     error: str | None = None
     stderr: str | None = None
 
@@ -381,14 +416,18 @@ class TestInference(Result):
 
     __test__ = False  # not a pytest class
 
-    status: Literal["running", "completed", "failed"]
+    status: Literal["running", "completed", "failed", "stopped"]
     test_id: str
     environment: str
     environment_file: str
     test_config: InferenceTestConfig
     models_tested: list[ModelTest] = Field(default_factory=list)
     summary: InferenceSummary | None = None
+    verdict: Verdict | None = None
+    """Of the model to be trained, if it was tested, else of the best one."""
+    sends_to: list[str] = Field(default_factory=list)
+    """Hosts outside of this machine that are sent the prompts."""
     message: str = ""
     truncated: bool = False
     next_offset: int | None = None
-    untrusted: str = _quotes("models_tested[].error, models_tested[].stderr, message")
+    untrusted: str = _quotes("models_tested[].error, models_tested[].stderr, models_tested[].examples, message")

@@ -132,6 +132,8 @@ class SequenceNotes(BaseModel):
     finish_reason: Literal["stop", "length"] | None = None
     reward_parts: dict[str, float] = Field(default_factory=dict)
     """Named, unweighted parts of the score: {'correct': 1.0, 'format': 1.0}."""
+    parse_failed: bool | None = None
+    """Whether the answer was not of the form that was asked for; null where nobody looked."""
     temperature: float | None = None
     set_advantage_to_zero: bool = False
 

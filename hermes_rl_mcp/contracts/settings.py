@@ -6,12 +6,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hermes_rl_mcp.contracts.profiles import LOCAL, Profile
 
+OPENROUTER_URL = "https://openrouter.ai/api/v1"
+OPENROUTER_KEY = "OPENROUTER_API_KEY"
+KNOWN_MODELS: dict[str, str] = {
+    "qwen/qwen3-8b": "small",
+    "z-ai/glm-4.7-flash": "medium",
+    "minimax/minimax-m2.7": "large",
+}
+"""What OpenRouter is asked for unless told otherwise, and how large each is."""
+
 
 class InferenceEndpoint(BaseModel):
     """An OpenAI-compatible endpoint for ``rl_test_inference``; the key travels by environment only."""
 
     base_url: str
     model_name: str
+    further_models: list[str] = []
+    """Tested beside ``model_name`` where no models are named."""
     api_key_variable: str = "OPENAI_API_KEY"
 
 
@@ -44,6 +55,8 @@ class Settings(BaseModel):
     """Folders searched for environments beside the bundled ones."""
     data_dirs: list[str] = Field(default_factory=list)
     """Folders whose data sets an agent may look into, beside ``env_dirs`` and what the installation brings."""
+    atropos_python: str | None = None
+    """Interpreter for environments written for Atropos; None = as installed, else the product's own."""
     limits: OperatorLimits = Field(default_factory=OperatorLimits)
     inference: InferenceEndpoint | None = None
     """Endpoint for ``rl_test_inference``; None = the local model of the profile."""

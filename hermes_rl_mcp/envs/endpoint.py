@@ -64,6 +64,31 @@ class Prompt:
 
 
 @dataclass
+class Usage:
+    """What an endpoint said that its answers took. Nothing is guessed: what it does not say stays None."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_usd: float | None = None
+    providers: set[str] = field(default_factory=set)
+    """Who answered behind a broker such as OpenRouter."""
+
+    def add(self, reply: Any) -> None:
+        """Of one reply in the form of OpenAI; OpenRouter adds ``usage.cost`` in US dollars and ``provider``."""
+        if not isinstance(reply, dict):
+            return
+        if isinstance(reply.get("provider"), str):
+            self.providers.add(reply["provider"])
+        said = reply.get("usage")
+        if not isinstance(said, dict):
+            return
+        for name, key in (("prompt_tokens",) * 2, ("completion_tokens",) * 2, ("cost_usd", "cost")):
+            value = said.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                setattr(self, name, (getattr(self, name) or 0) + value)
+
+
+@dataclass
 class Endpoint:
     """``encode`` makes ids of an answer's text, for endpoints that give text only."""
 
@@ -72,6 +97,7 @@ class Endpoint:
     """Text and whether it ended by itself (then the end-of-sequence id is appended)."""
     reconnect_s: float = RECONNECT_S
     in_flight: int = 0
+    usage: Usage = field(default_factory=Usage)
     _http: httpx.AsyncClient | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +146,9 @@ class Endpoint:
         body = openai_body(self.config.model_name, prompt, params)
 
         async def ask(n: int) -> list[Completion]:
-            return parse_openai(await self._post(url, {**body, "n": n}), self.encode)
+            reply = await self._post(url, {**body, "n": n})
+            self.usage.add(reply)
+            return parse_openai(reply, self.encode)
 
         completions = (await ask(first))[: params.n]
         missing = params.n - len(completions)
@@ -233,7 +261,9 @@ def parse_sglang(reply: Any) -> list[Completion]:
 
 
 def parse_openai(reply: Any, encode: Callable[[str, bool], list[int]]) -> list[Completion]:
-    """Text only: ids are made from it and logprobs stay None."""
+    """Text only: ids are made from it and logprobs stay None. A broker may answer 200 with nothing but an error."""
+    if isinstance(reply, dict) and reply.get("error") and not reply.get("choices"):
+        raise EndpointError(f"The sampling server answered with an error: {str(reply['error'])[:300]}")
     completions = []
     try:
         for choice in reply["choices"]:

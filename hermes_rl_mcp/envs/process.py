@@ -18,6 +18,7 @@ from hermes_rl_mcp.envs.config import BaseEnvConfig
 from hermes_rl_mcp.envs.groups import GivingUpError, checked
 from hermes_rl_mcp.envs.view import page
 from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.files import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Processor:
         except* GivingUpError as failures:
             failure = failures.exceptions[0]
         finally:
+            self._note_usage()
             if self._groups:
                 self.path.with_suffix(".html").write_text(page(self.env.env_name(), self._groups), encoding="utf-8")
         if failure:
@@ -109,11 +111,21 @@ class Processor:
         refuse = config.ensure_scores_are_not_same
         return [checked(group, group_size=config.group_size, refuse_equal_scores=refuse) for group in found]
 
+    def _note_usage(self) -> None:
+        """Beside the groups: tokens, cost and who answered, as far as the endpoint said."""
+        usage = self.env.server.usage()
+        said = {name: value for name, value in vars(usage).items() if value is not None and name != "providers"}
+        if usage.providers:
+            said["providers"] = sorted(usage.providers)
+        if said:
+            write_atomic(self.path.with_suffix(".usage.json"), json.dumps(said))
+
     def _write(self, group: ScoredData, total: int) -> None:
         if not self.env.config.include_messages:
             group = group.model_copy(update={"messages": None})
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(group.model_dump(mode="json"), ensure_ascii=False) + "\n")
         self._groups.append(group)
+        self._note_usage()
         mean = sum(group.scores) / len(group.scores)
         log.info("group %d of %d written, mean score %.3f", len(self._groups), total, mean)

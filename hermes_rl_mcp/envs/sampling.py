@@ -12,11 +12,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hermes_rl_mcp.envs.config import APIServerConfig
-from hermes_rl_mcp.envs.endpoint import RECONNECT_S, Endpoint, Prompt, SampleParams
+from hermes_rl_mcp.envs.endpoint import RECONNECT_S, Endpoint, Prompt, SampleParams, Usage
 from hermes_rl_mcp.envs.familiar import ManagedServer, Reply, reply_of
 from hermes_rl_mcp.envs.tokenizer import Renderer
 from hermes_rl_mcp.envs.trajectory import Completion, Message, Trajectory
@@ -135,6 +135,14 @@ class SamplingClient:
             yield
         finally:
             _ARM.reset(token)
+
+    def usage(self) -> Usage:
+        """What all endpoints together said that their answers took."""
+        total = Usage()
+        for one in (endpoint.usage for endpoint in self._endpoints):
+            total.add({"usage": {**asdict(one), "cost": one.cost_usd}})
+            total.providers |= one.providers
+        return total
 
     async def close(self) -> None:
         for endpoint in self._endpoints:

@@ -5,6 +5,7 @@ The work is done by a detached runner (inference_runner.py); this call only wait
 
 from __future__ import annotations
 
+import math
 import secrets
 import subprocess
 import sys
@@ -31,11 +32,18 @@ from hermes_rl_mcp.runs.request import BUILTIN, env_values, model_path
 
 MODEL_TIMEOUT_S = 600.0
 """Per model once it is loaded, as in the original."""
+TIMEOUT_VARIABLE = "HERMES_RL_INFERENCE_TIMEOUT_S"
+"""The operator's own."""
 _POLL_S = 0.25
 _READ_RESERVE_S = 2.5
 """Kept for reading and answering."""
 _GROUPS_CHARS = 10_000
 """Of all groups in one answer; logs and errors of up to eight models come besides."""
+_ERROR_CHARS = 2_400
+"""Of errors, and again of last lines of logs, of all models together."""
+_FIGURES_CHARS = 900
+"""Of a model, besides its groups and examples."""
+_LEAST_GROUPS_CHARS = 2_000
 _RUNNER_START_S = 30.0
 """A runner that has not said who it is by then never started."""
 
@@ -79,7 +87,8 @@ async def _start(context: Context, num_steps: int, group_size: int, models: Sequ
     chosen = _models(context, now, models)
     if num_steps < 1 or group_size < 1:
         raise InvalidValueError("num_steps and group_size must be at least 1.", hint="Leave them out for 3 and 16.")
-    _check_key(context)
+    if not all(model.startswith(BUILTIN) for model in chosen):
+        _check_key(context)
     test_id = secrets.token_hex(4)
     paths = TestPaths(context.home.inference_tests / test_id)
     request = TestRequest(
@@ -92,7 +101,8 @@ async def _start(context: Context, num_steps: int, group_size: int, models: Sequ
         tokenizers=_tokenizers(context, now, chosen),
         endpoint=endpoint,
         fetch_tokenizer_of=_builtin(now) if endpoint else None,
-        model_timeout_s=MODEL_TIMEOUT_S,
+        trained_model=now.resolution.model_name,
+        model_timeout_s=_timeout_s(context),
         created_at=context.now().isoformat(timespec="milliseconds"),
     )
     await _check(context, now, request)
@@ -101,6 +111,29 @@ async def _start(context: Context, num_steps: int, group_size: int, models: Sequ
     write_atomic(paths.state, initial_state(request, paths.dir).model_dump_json(indent=1))
     _spawn(context, paths, request)
     return paths
+
+
+def _timeout_s(context: Context) -> float:
+    text = context.operator.environ.get(TIMEOUT_VARIABLE, "").strip()
+    try:
+        value = float(text) if text else MODEL_TIMEOUT_S
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidValueError(f"{TIMEOUT_VARIABLE}={text!r} is not a number of seconds above 0.", hint="Unset it.")
+    return value
+
+
+async def stop_test(context: Context, test_id: str) -> str | None:
+    """Asks a test to end and returns its status; None if there is no such test. What it has so far is kept."""
+    if not TEST_ID.match(test_id) or not (context.home.inference_tests / test_id).is_dir():
+        return None
+    paths = TestPaths(context.home.inference_tests / test_id)
+    state = await anyio.to_thread.run_sync(_read, context, paths)
+    if state.result.status != "running":
+        return state.result.status
+    await anyio.to_thread.run_sync(write_atomic, paths.stop, "")
+    return "stopping"
 
 
 def _check_key(context: Context) -> None:
@@ -119,9 +152,10 @@ def _models(context: Context, now: Selected, models: Sequence[str] | None) -> li
     endpoint = context.settings.inference
     if models is not None and not models:
         raise InvalidValueError("models is an empty list.", hint="Leave it out to test the configured model.")
-    chosen = list(dict.fromkeys(models or [endpoint.model_name if endpoint else now.resolution.model_name]))
-    if endpoint is None:
-        for model in chosen:
+    usual = [endpoint.model_name, *endpoint.further_models] if endpoint else [now.resolution.model_name]
+    chosen = list(dict.fromkeys(models or usual))
+    for model in chosen:
+        if endpoint is None or model.startswith(BUILTIN):
             check_model(context.settings.profile, model)
     return chosen
 
@@ -143,9 +177,10 @@ def _env(context: Context, now: Selected, num_steps: int, group_size: int) -> di
 def _tokenizers(context: Context, now: Selected, models: Sequence[str]) -> dict[str, str]:
     """For models served here. A model behind an endpoint is measured with the tokenizer of the configured one."""
     field = now.resolution.fields.get("tokenizer_name")
-    if context.settings.inference is not None or field is None or not field.managed:
+    if field is None or not field.managed:
         return {}
-    return {model: model_path(context.home, model) for model in models}
+    here = context.settings.inference is None
+    return {model: model_path(context.home, model) for model in models if here or model.startswith(BUILTIN)}
 
 
 def _builtin(now: Selected) -> str | None:
@@ -230,8 +265,20 @@ def _page(result: TestInference, offset: int) -> TestInference:
     sizes = [
         sum(size(test.steps[i].model_dump(mode="json")) for test in tests if i < len(test.steps)) for i in range(most)
     ]
-    page = sliced(sizes, offset, 0, _GROUPS_CHARS)
-    shown = [test.model_copy(update={"steps": test.steps[page.first : page.last]}) for test in tests]
+    examples = sum(size(one.model_dump(mode="json")) for test in tests for one in test.examples)
+    left = _GROUPS_CHARS - examples - _FIGURES_CHARS * len(tests)
+    page = sliced(sizes, offset, 0, max(left, _LEAST_GROUPS_CHARS))
+    most = _ERROR_CHARS // max(len(tests), 1)
+    shown = [
+        test.model_copy(
+            update={
+                "steps": test.steps[page.first : page.last],
+                "error": test.error and test.error[:most],
+                "stderr": test.stderr and test.stderr[-most:],
+            }
+        )
+        for test in tests
+    ]
     return result.model_copy(
         update={
             "models_tested": shown,

@@ -20,7 +20,14 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.profiles import PROFILES, Profile
-from hermes_rl_mcp.contracts.settings import InferenceEndpoint, OperatorLimits, Settings
+from hermes_rl_mcp.contracts.settings import (
+    KNOWN_MODELS,
+    OPENROUTER_KEY,
+    OPENROUTER_URL,
+    InferenceEndpoint,
+    OperatorLimits,
+    Settings,
+)
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.interpreters import ATROPOS_PYTHON, atropos_python
 from hermes_rl_mcp.operations.options import Flags, Given, given, split_commas
@@ -60,7 +67,8 @@ def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operato
         raise InvalidValueError(
             f"--session {session!r} cannot be a file name.", hint="Use letters, digits, '.', '_' and '-'."
         )
-    if python := found.text("atropos_python"):
+    python = found.text("atropos_python")
+    if python:
         merged[ATROPOS_PYTHON] = python  # children are told by environment
         atropos_python(merged)
     settings = Settings(
@@ -69,6 +77,7 @@ def load_settings(environ: Mapping[str, str], flags: Flags = Flags()) -> Operato
         profile=_profile(found),
         env_dirs=_folders(found.texts("env_dirs")),
         data_dirs=_folders(found.texts("data_dirs")),
+        atropos_python=python or None,
         limits=_limits(found),
         inference=_inference(merged),
         read_only=found.on("read_only"),
@@ -166,23 +175,32 @@ def _unlock(profile: Profile, name: str) -> None:
 
 
 def _inference(environ: Mapping[str, str]) -> InferenceEndpoint | None:
+    """The endpoint that is set, or OpenRouter if its key is there, or none: ``local`` says that it shall be none."""
     base_url = environ.get("HERMES_RL_INFERENCE_BASE_URL", "").strip()
-    model = environ.get("HERMES_RL_INFERENCE_MODEL", "").strip()
-    if not base_url:
+    models = split_commas(environ.get("HERMES_RL_INFERENCE_MODEL", ""))
+    variable = INFERENCE_KEY if environ.get(INFERENCE_KEY) else "OPENAI_API_KEY"
+    if base_url == "local":
         return None
+    if not base_url:
+        if not environ.get(OPENROUTER_KEY):
+            return None
+        base_url = environ.get("OPENROUTER_BASE_URL", "").strip() or OPENROUTER_URL
+        models, variable = models or list(KNOWN_MODELS), OPENROUTER_KEY
     if not base_url.startswith(("http://", "https://")):
         raise InvalidValueError(
-            f"HERMES_RL_INFERENCE_BASE_URL={base_url!r} is not an http address.", hint="Set it to http://HOST:PORT/v1."
+            f"HERMES_RL_INFERENCE_BASE_URL={base_url!r} is not an http address.",
+            hint="Set it to http://HOST:PORT/v1, or to 'local' for the local model.",
         )
     for host in hosts_of(base_url):
         check_host("HERMES_RL_INFERENCE_BASE_URL", host)
-    if not model:
+    if not models:
         raise InvalidValueError(
             "HERMES_RL_INFERENCE_BASE_URL is set but HERMES_RL_INFERENCE_MODEL is not.",
             hint="Set it to the model's name at that endpoint.",
         )
-    variable = INFERENCE_KEY if environ.get(INFERENCE_KEY) else "OPENAI_API_KEY"
-    return InferenceEndpoint(base_url=base_url.rstrip("/"), model_name=model, api_key_variable=variable)
+    return InferenceEndpoint(
+        base_url=base_url.rstrip("/"), model_name=models[0], further_models=models[1:], api_key_variable=variable
+    )
 
 
 def _folders(names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from hermes_rl_mcp.contracts.exports import ExportState
 from hermes_rl_mcp.contracts.results import GetResults, HistoryRow, RunLogs, RunSummary, StopTraining
 from hermes_rl_mcp.contracts.runs import RunRecord, RunRequest, RunStatus, Starter
 from hermes_rl_mcp.contracts.sections import SectionName, SectionQuery
-from hermes_rl_mcp.errors import ConfirmationError, NotFoundError, UnreadableRunError
+from hermes_rl_mcp.errors import ConfirmationError, NotFoundError, UnknownRunError, UnreadableRunError
 from hermes_rl_mcp.files import read_file
 from hermes_rl_mcp.operations import findings
 from hermes_rl_mcp.operations.actual import actual
@@ -42,6 +42,14 @@ async def stop_training(
 
     try:
         before = (await RunReader.open(context, run_id)).record
+    except UnknownRunError:
+        from hermes_rl_mcp.operations import inference  # seldom used, and the server must start fast
+
+        status = await inference.stop_test(context, run_id)
+        if status is None:
+            raise
+        message = f"Inference test '{run_id}': {status}. rl_test_inference(test_id='{run_id}') shows what it has."
+        return StopTraining(message=message, run_id=run_id, status=status)
     except UnreadableRunError:  # a damaged record does not make a run unstoppable
         before = None
     if before is not None and before.status.terminal:

@@ -89,7 +89,8 @@ def _register_acting(server: MCPServer[Any], operations: Operations) -> None:
         run_id: RunId, ctx: Context, confirm: Confirm = False
     ) -> Annotated[t.CallToolResult, r.StopTraining]:
         result = await operations.stop_training(run_id, caller=caller(ctx), confirm=confirm)
-        return success(words.stopped, result, links.state(result.run_id))
+        is_run = operations.context.home.run(result.run_id).dir.is_dir()
+        return success(words.stopped, result, *([links.state(result.run_id)] if is_run else []))
 
 
 def _register_reading(server: MCPServer[Any], operations: Operations) -> None:

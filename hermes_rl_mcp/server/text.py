@@ -233,6 +233,10 @@ def test(result: TestInference) -> str:
     if result.summary is not None:
         working = "works" if result.summary.environment_working else "does NOT work"
         lines.append(f"The environment {working}. Files: {result.summary.output_directory}")
+    if result.verdict is not None:
+        ready = "ready to train" if result.verdict.ready else "NOT ready to train"
+        lines.append(f"Verdict: {ready}. {' '.join(result.verdict.reasons)}")
+    lines += [f"sends to {text}" for text in result.sends_to]
     lines += more(result, f"rl_test_inference(test_id='{result.test_id}')")
     return "\n".join(line for line in lines if line)
 
@@ -242,6 +246,8 @@ def _tested(one: ModelTest, num_steps: int) -> str:
     text += f"{one.steps_tested} of {num_steps} groups scored"
     if one.reward_parts:
         text += f"; parts {_pairs(dict(one.reward_parts))}"
+    if one.cost_usd is not None:
+        text += f"; cost ${one.cost_usd:.4f}"
     return f"{text}; error: {one.error}" if one.error else text
 
 

@@ -55,8 +55,7 @@ TEXTS: dict[str, ToolText] = {
         "Use this before training, to try the selected environment on real models: it samples completions and "
         "scores them (default 3 groups of 16 per model). It takes compute, or calls the operator's endpoint. It "
         "answers within 50 s: while status is 'running', call again with test_id.\n"
-        "Look for environment_working and an accuracy between 0 and 1; if all is right or all wrong, training has "
-        "no signal.\n"
+        "Its verdict says whether to train and why; if all is right or all wrong, there is no signal.\n"
         "Next: rl_start_training, or rl_edit_config if nothing scored.",
     ),
     "rl_start_training": ToolText(
@@ -84,8 +83,8 @@ TEXTS: dict[str, ToolText] = {
         "M6 6h12v12H6z",
         "Use this to end a run that goes on or waits. The trainer writes a checkpoint first, so that "
         "rl_start_training(resume_from=run_id) can go on from it. It answers at once while the stop goes on; "
-        "stopping twice does no harm. Of a run that has ended it stops an export under way. For another client's "
-        "run a person is asked.\n"
+        "stopping twice does no harm. Of a run that has ended it stops an export. run_id=test_id ends a "
+        "test. For another client's run a person is asked.\n"
         "Next: rl_check_status(run_id, wait_seconds=50) until it is stopped.",
     ),
     "rl_get_results": ToolText(

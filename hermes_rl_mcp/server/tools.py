@@ -95,7 +95,11 @@ def _register_selection(server: MCPServer[Any], operations: Operations) -> None:
         num_steps: Annotated[int, Field(ge=1, le=100, description="Groups (problems) to try per model.")] = 3,
         group_size: Annotated[int, Field(ge=1, le=64, description="Completions per group.")] = 16,
         models: Annotated[
-            list[str] | None, Field(description="Models to try. Default: the configured one.", max_length=8)
+            list[str] | None,
+            Field(
+                description="Models to try. Default: the configured ones.",
+                max_length=8,
+            ),
         ] = None,
         test_id: Annotated[
             str | None, Field(max_length=64, description="Of a test that was started: report on it, start none.")

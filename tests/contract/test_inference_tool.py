@@ -27,11 +27,13 @@ class Endpoint(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, *, hang: bool = False) -> None:
+    def __init__(self, *, hang: bool = False, openrouter: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.released = threading.Event()
         if not hang:
             self.released.set()
+        self.openrouter = openrouter
+        """It says who answered, what it cost, and ignores n, as OpenRouter does."""
         self.asked = threading.Event()
         self.keys: set[str | None] = set()
         self.models: set[str] = set()
@@ -57,7 +59,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.released.wait(60)
         left, right = asked["messages"][-1]["content"].rstrip("=").split("+")
         choice = {"message": {"role": "assistant", "content": str(int(left) + int(right))}, "finish_reason": "stop"}
-        body = json.dumps({"choices": [choice] * asked["n"]}).encode()
+        reply: dict[str, Any] = {"choices": [choice] * asked["n"]}
+        if self.server.openrouter:
+            usage = {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22, "cost": 0.25}
+            reply = {"id": "gen-1", "provider": "Some Cloud", "choices": [choice], "usage": usage}
+        body = json.dumps(reply).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -207,3 +213,70 @@ def test_files_of_models_with_dots_in_their_names_stay_apart(tmp_path: Path) -> 
     paths = [TestPaths(tmp_path).of_model("e", name, "sampler.log") for name in names]
     assert len(set(paths)) == 3
     assert paths[0].name == "test_e_Qwen_Qwen2.5-0.5B.sampler.log"
+
+
+@pytest.mark.anyio
+async def test_openrouter_answers_for_its_three_models_and_says_what_it_cost(environ: dict[str, str]) -> None:
+    broker = Endpoint(openrouter=True)
+    address = f"http://127.0.0.1:{broker.server_address[1]}/v1"
+    try:
+        async with in_memory({**environ, "OPENROUTER_API_KEY": KEY, "OPENROUTER_BASE_URL": address}) as call:
+            await call("rl_select_environment", name="arithmetic")
+            result = await finished(call, await call("rl_test_inference", num_steps=2, group_size=2, wait_seconds=0))
+    finally:
+        broker.shutdown()
+        broker.server_close()
+    assert broker.keys == {f"Bearer {KEY}"}
+    tests = result["models_tested"]
+    assert {(one["model"], one["scale"]) for one in tests} == {
+        ("qwen/qwen3-8b", "small"),
+        ("z-ai/glm-4.7-flash", "medium"),
+        ("minimax/minimax-m2.7", "large"),
+    }
+    for one in tests:
+        assert (one["cost_usd"], one["prompt_tokens"], one["completion_tokens"]) == (1.0, 80, 8), (
+            "four calls, n ignored"
+        )
+        assert one["provider"] == "127.0.0.1 (Some Cloud)"
+        assert [example["kind"] for example in one["examples"]] == ["best", "worst", "random"]
+        assert one["examples"][0]["prompt"].endswith("=")
+        assert (one["reward_std"], one["zero_variance_groups"], one["truncation_ratio"]) == (0.0, 2, 0.0)
+    assert result["verdict"]["ready"] is False
+    assert "all are right" in result["verdict"]["reasons"][0]
+    assert "builtin:tiny, was not tested" in result["verdict"]["reasons"][-1]
+    assert files_with(KEY, environ["HERMES_HOME"]) == []
+
+
+@pytest.mark.anyio
+async def test_a_stopped_test_keeps_what_the_models_beside_the_slow_one_have_shown(
+    environ: dict[str, str], hanging: Endpoint
+) -> None:
+    async with in_memory({**environ, **hanging.environ()}) as call:
+        await call("rl_select_environment", name="arithmetic")
+        models = ["slow/one", "builtin:tiny"]
+        result = await call("rl_test_inference", num_steps=1, group_size=4, models=models, wait_seconds=0)
+        with anyio.fail_after(100):
+            while result["models_tested"][1]["steps_tested"] < 1:
+                result = await call("rl_test_inference", test_id=result["test_id"], wait_seconds=0.2)
+        assert result["status"] == "running"
+        stopped = await call("rl_stop_training", run_id=result["test_id"])
+        assert stopped["status"] == "stopping"
+        result = await finished(call, result)
+        assert (await call("rl_stop_training", run_id=result["test_id"]))["status"] == "stopped"
+    assert result["status"] == "stopped"
+    slow, tiny = result["models_tested"]
+    assert "stopped" in slow["error"]
+    assert tiny["total_completions"] == 4
+    assert result["verdict"] == tiny["verdict"]
+
+
+@pytest.mark.anyio
+async def test_a_model_that_does_not_answer_is_given_up_at_the_deadline(
+    environ: dict[str, str], hanging: Endpoint
+) -> None:
+    async with in_memory({**environ, **hanging.environ(), "HERMES_RL_INFERENCE_TIMEOUT_S": "0.5"}) as call:
+        await call("rl_select_environment", name="arithmetic")
+        result = await finished(call, await call("rl_test_inference", num_steps=1, group_size=2, wait_seconds=0))
+    assert result["status"] == "failed"
+    assert "timed out" in result["models_tested"][0]["error"]
+    assert result["verdict"]["ready"] is False
