@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "profile": ("hermes", "hermes"),
     "env_dirs": ("/envs", ["/envs"]),
     "data_dirs": ("/data", ["/data"]),
+    "atropos_python": (sys.executable, sys.executable),
     "session": ("mine", "mine"),
     "lock": ("stop=[1, 2]", {"stop": [1, 2]}),
     "unlock": ("tokenizer_name", ["tokenizer_name"]),

@@ -101,6 +101,10 @@ class CommunityEnv(BaseEnv):
             groups, backlog = await self.inner.collect_trajectories(item)
             if groups:
                 groups = await self.inner.postprocess_histories(groups)
+        except Exception as error:
+            if (cause := _behind(error)) is error:
+                raise
+            raise cause from error
         finally:
             await self.inner.cleanup()  # Atropos calls it after each group
         several = groups if isinstance(groups, list) else [groups]
@@ -160,6 +164,16 @@ class CommunityEnv(BaseEnv):
             return dict(group)
         texts = [self.tokenizer.decode(tokens_T) for tokens_T in group.get("tokens") or []]
         return {**group, "messages": [[{"role": "user", "content": text}] for text in texts]}
+
+
+def _behind(error: Exception) -> Exception:
+    """What made the retries fail; the error of the retrying itself says nothing."""
+    while (attempt := getattr(error, "last_attempt", None)) is not None:
+        found = attempt.exception()
+        if not isinstance(found, Exception):
+            break
+        error = found
+    return error
 
 
 def _full(server: Any, server_class: Any) -> Any:

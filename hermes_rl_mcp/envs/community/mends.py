@@ -15,6 +15,8 @@ SINK = "_hermes_rl_sink"
 """Attribute of an environment: where its metrics go."""
 EVALUATION = "_hermes_rl_evaluation"
 """Attribute of an environment: what its last evaluation handed over (metrics, samples, generation parameters)."""
+_SAID_CHARS = 500
+"""Of a server's reason."""
 _DONE = "_hermes_rl_mended"
 
 
@@ -22,6 +24,7 @@ def mend() -> None:
     """All of them. Raises ModuleNotFoundError without atroposlib."""
     os.environ["WANDB_MODE"] = "disabled"  # the trainer logs; an environment must not ask for a key or a network
     _templates()
+    _refusals()
     base = importlib.import_module("atroposlib.envs.base").BaseEnv
     if not getattr(base, _DONE, False):
         _metrics(base)
@@ -43,6 +46,33 @@ def _templates() -> None:
 
     setattr(as_before, _DONE, True)
     tokenizer.apply_chat_template = as_before
+
+
+class _Saying:
+    """aiohttp for one module: an answer that is refused raises with what the server said, not with its number alone."""
+
+    def __init__(self, aiohttp: Any) -> None:
+        self._aiohttp = aiohttp
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._aiohttp, name)
+
+    def ClientSession(self, *args: Any, **kwargs: Any) -> Any:
+        return self._aiohttp.ClientSession(*args, raise_for_status=self._check, **kwargs)
+
+    async def _check(self, response: Any) -> None:
+        if response.status >= 400:
+            said = (await response.text())[:_SAID_CHARS]
+            raise self._aiohttp.ClientResponseError(
+                response.request_info, response.history, status=response.status, message=said
+            )
+
+
+def _refusals() -> None:
+    for name in ("vllm_server", "sglang_server"):
+        module: Any = importlib.import_module(f"atroposlib.envs.server_handling.{name}")
+        if not isinstance(module.aiohttp, _Saying):
+            module.aiohttp = _Saying(module.aiohttp)
 
 
 def _metrics(base: Any) -> None:
