@@ -201,13 +201,6 @@ async def _check(context: Context, now: Selected) -> None:
         hint = " ".join(filter(None, [first.hint, *(f"Also: {text}" for text in rest)]))
         raise InvalidValueError(first.message, hint=hint, details=first.details)
     values = now.resolution.section("env")
-    if now.info.base == "atroposlib" and values.get("max_batches_offpolicy") == 0:
-        raise InvalidValueError(
-            f"max_batches_offpolicy = 0 (on-policy) is not for '{now.info.name}', which is written for Atropos: it "
-            "would never begin a group.",
-            hint="Set max_batches_offpolicy to 1 or more.",
-            details={"field": "max_batches_offpolicy"},
-        )
     reply = await context.describer.validate(now.info, values)
     if not reply.ok:
         reasons = "; ".join(f"{name}: {text}" for name, text in reply.errors.items())
