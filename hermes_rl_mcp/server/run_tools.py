@@ -90,7 +90,7 @@ def _register_acting(server: MCPServer[Any], operations: Operations) -> None:
     ) -> Annotated[t.CallToolResult, r.StopTraining]:
         result = await operations.stop_training(run_id, caller=caller(ctx), confirm=confirm)
         is_run = operations.context.home.run(result.run_id).dir.is_dir()
-        return success(words.stopped, result, *([links.state(result.run_id)] if is_run else []))
+        return success(words.stopped, result, links.state(result.run_id) if is_run else [])
 
 
 def _register_reading(server: MCPServer[Any], operations: Operations) -> None:
