@@ -25,6 +25,8 @@ CONSECUTIVE_LIMIT = 20
 """Unusable groups in a row after which the environment gives up: by then it is no accident."""
 NO_SCORE = "no_score"
 """Reason of a group whose scores are missing or not finite."""
+REJECTED = "rejected"
+"""Reason of a group that the environment itself threw away, as Atropos' do where there is nothing to learn."""
 FAILED = "failed"
 """Reason of a group that ended in an exception."""
 EQUAL_SCORES_LIMIT = 500
@@ -129,7 +131,7 @@ class Tally:
 
     def count_dropped(self, error: BadGroupError) -> None:
         self.dropped[error.reason] += 1
-        if error.reason == "equal_scores":
+        if error.reason in ("equal_scores", REJECTED):
             self.equal_in_a_row += 1
             log.info("group dropped: %s", error)
             return
@@ -151,7 +153,8 @@ class Tally:
             )
         if self.equal_in_a_row >= EQUAL_SCORES_LIMIT:
             raise GivingUpError(
-                f"In {self.equal_in_a_row} groups in a row every score was the same: nothing to learn from.",
+                f"In {self.equal_in_a_row} groups in a row every score was the same, or the environment itself gave "
+                "none: nothing to learn from.",
                 hint="Make the task easier or the reward finer, or raise group_size.",
             )
 

@@ -297,6 +297,10 @@ class Worker:
         try:
             async with asyncio.timeout(limit_s) as scope:
                 groups, more = await self.env.collect_trajectories(item)
+        except BadGroupError as error:
+            self.ledger.give_up(step)
+            self.tally.count_dropped(error)
+            return
         except TimeoutError as error:
             late = RolloutsFailedError(f"no group within worker_timeout = {limit_s:g} s")
             self._failed(late if scope.expired() else error, step)

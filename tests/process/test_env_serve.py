@@ -233,6 +233,22 @@ def test_an_environment_that_only_fails_ends_and_quotes_the_first_error(tmp_path
     assert "ValueError: item 1 is broken" in (report.error or "")
 
 
+def test_an_environment_that_throws_many_groups_away_goes_on(tmp_path: Path, api: Api, start: Start) -> None:
+    extra = """
+    async def collect_trajectories(self, item):
+        from hermes_rl_mcp.envs.groups import REJECTED, BadGroupError
+        self.thrown = getattr(self, "thrown", 0) + 1
+        if self.thrown <= 30:
+            raise BadGroupError(REJECTED, "nothing to learn from")
+        return await super().collect_trajectories(item)
+    """
+    env = start(extra, total_steps=1)
+    api.register_trainer(batch_size=BATCH)
+    assert len(api.next_batch()) == BATCH // GROUP
+    until(lambda: json.loads((tmp_path / "env_state.json").read_text())["dropped"] == 30)
+    assert env.process.poll() is None
+
+
 def test_an_environment_that_ends_its_own_process_is_reported_with_what_it_did(
     tmp_path: Path, api: Api, start: Start
 ) -> None:

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from hermes_rl_mcp.envs.groups import CONSECUTIVE_LIMIT, BadGroupError, GivingUpError, Tally, checked
+from hermes_rl_mcp.envs.groups import (
+    CONSECUTIVE_LIMIT,
+    EQUAL_SCORES_LIMIT,
+    REJECTED,
+    BadGroupError,
+    GivingUpError,
+    Tally,
+    checked,
+)
 
 
 def group(**changes: Any) -> dict[str, Any]:
@@ -90,3 +98,14 @@ def test_dropped_groups_are_counted_by_reason() -> None:
         tally.count_dropped(BadGroupError(name, "why"))
     assert tally.metrics()["groups/dropped"] == 3.0
     assert tally.metrics()["groups/dropped/equal_scores"] == 2.0
+
+
+def test_groups_that_the_environment_itself_throws_away_are_no_failure_until_there_are_hundreds() -> None:
+    tally = Tally()
+    for _ in range(EQUAL_SCORES_LIMIT - 1):
+        tally.count_dropped(BadGroupError(REJECTED, "gave no group"))
+    tally.raise_if_hopeless()
+    assert tally.metrics()[f"groups/dropped/{REJECTED}"] == EQUAL_SCORES_LIMIT - 1
+    tally.count_dropped(BadGroupError(REJECTED, "gave no group"))
+    with pytest.raises(GivingUpError, match="the environment itself gave none"):
+        tally.raise_if_hopeless()

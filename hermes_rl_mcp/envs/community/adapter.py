@@ -20,6 +20,7 @@ from hermes_rl_mcp.envs.base import BaseEnv, EvalReport, Groups
 from hermes_rl_mcp.envs.community.mends import EVALUATION, SINK
 from hermes_rl_mcp.envs.community.source import working_folder
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling
+from hermes_rl_mcp.envs.groups import REJECTED, BadGroupError
 from hermes_rl_mcp.errors import EnvironmentFileError
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,13 @@ class CommunityEnv(BaseEnv):
             await self.inner.cleanup()  # Atropos calls it after each group
         several = groups if isinstance(groups, list) else [groups]
         found = [self._whole(group) for group in several if group]
-        return (found or None), list(backlog or [])
+        if not found:
+            raise BadGroupError(
+                REJECTED,
+                f"{type(self).__name__} gave no group; Atropos' environments do so when all scores are equal, answers "
+                "are too short, or something failed that they only logged",
+            )
+        return found, list(backlog or [])
 
     async def evaluate(self) -> EvalReport:
         setattr(self.inner, EVALUATION, None)
