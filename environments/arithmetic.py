@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from pydantic import Field, JsonValue
 
 from hermes_rl_mcp.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Completion, EvalReport, Message, Score
+from hermes_rl_mcp.envs.rewards.text import last_integer
 
 HELD_OUT_ONE_IN = 10
 DRAWS_PER_PROBLEM = 1000
@@ -25,8 +26,6 @@ REPEATS_AT_THE_END = 300
 """Held-out draws in a row that were all known already: there is (nearly) no other. Level 1 has ten in all."""
 
 _BARE = re.compile(r"0|-?[1-9][0-9]*")
-_NUMBER = re.compile(r"(?<![\w.])-?[0-9]{1,18}(?![\w]|\.[0-9])")
-"""No longer ones: int() refuses thousands of digits, and no answer here has more than a few."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,7 @@ def grade(problem: Problem, text: str, finish_reason: str | None) -> Score:
     number and nothing else, right or wrong, and the model ended it itself. So ``train/percent_correct``, which follows
     ``correct``, says how often the model knows the answer, and ``reward/mean`` how often it also obeyed.
     """
-    numbers = _NUMBER.findall(text)
-    correct = bool(numbers) and int(numbers[-1]) == problem.answer
+    correct = last_integer(text) == problem.answer
     bare = finish_reason != "length" and _BARE.fullmatch(text) is not None
     return Score(float(correct and bare), {"correct": float(correct), "format": float(bare)})
 

@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from hermes_rl_mcp.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Completion, EvalReport, Message, Score
+from hermes_rl_mcp.envs.rewards.maths import hush, last_box, parse_number, same_number
 from hermes_rl_mcp.errors import MissingExtraError, PreflightError
 
 log = logging.getLogger(__name__)
@@ -38,16 +39,7 @@ EXAMPLE: list[Message] = [
     },
 ]
 
-LONGEST_BOX = 64
-"""Characters. No answer here needs more, and the parser's time grows with length."""
-_COMMANDS = {"frac", "dfrac", "tfrac", "text", "textbf", "mathrm", "times", "cdot", "div", "left", "right", "quad"}
-"""LaTeX that an answer may contain. Sums, limits, binomials and the like can be made to compute for ever."""
 _PLAIN_NUMBER = re.compile(r"-?\d+(\.\d+)?")
-_POWER = re.compile(r"\^(?!\{?\d\}?(?!\d))|\*\*")
-"""Any power but one with a one-digit exponent."""
-_WRAPPED = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf))?\{([^{}]*)\}")
-_TRAILING = re.compile(r"(?:\s|\\[ ,;]|\.)+$")
-"""Spaces and the full stop of a sentence that was put into the box."""
 
 
 @dataclass(frozen=True)
@@ -64,55 +56,11 @@ class Problem:
         return parse_number(self.gold)
 
 
-def last_box(text: str) -> str | None:
-    """What is inside the last ``\\boxed{...}`` after the last ``</think>``; None without a box, or one left open."""
-    answer = text.rsplit("</think>", 1)[-1]
-    start = answer.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for end in range(start + len("\\boxed"), len(answer)):
-        depth += {"{": 1, "}": -1}.get(answer[end], 0)
-        if depth == 0:
-            return answer[start + len("\\boxed{") : end]
-    return None
-
-
-def parse_number(box: str) -> list[Any]:
-    """What math-verify makes of a boxed answer; empty if it is no number or not safe to compute.
-
-    Its timeouts rest on a signal that only the main thread can take, so they are off, and what could take long is
-    refused beforehand.
-    """
-    from math_verify import LatexExtractionConfig, parse
-
-    if len(box) > LONGEST_BOX:
-        return []
-    box = _TRAILING.sub("", box.replace("\\!", "")).strip()
-    if wrapped := _WRAPPED.fullmatch(box):
-        box = wrapped[1]
-    commands = set(re.findall(r"\\([a-zA-Z]+)", box))
-    if "!" in box or box.count("^") > 1 or _POWER.search(box) or commands - _COMMANDS:
-        return []
-    extraction = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
-    parsed = parse(f"$\\boxed{{{box}}}$", extraction_config=extraction, parsing_timeout=None)
-    return list(parsed) if parsed and _is_number(parsed[0]) else []
-
-
-def _is_number(value: Any) -> bool:
-    if getattr(value, "is_Equality", False):  # x = 72
-        value = value.rhs
-    # What is written as a quotient (72 %) stays one until it is evaluated; only then it is known to be finite.
-    return bool(getattr(value, "is_number", False) and value.doit().is_finite)
-
-
 def grade(text: str, gold: list[Any], format_weight: float) -> tuple[Score, list[Any]]:
     """The score with its parts ``correct`` and ``format``, and the number that was read."""
-    from math_verify import verify
-
     box = last_box(text)
     number = parse_number(box) if box is not None else []
-    correct = bool(number) and bool(verify(gold, number, timeout_seconds=None))
+    correct = same_number(gold, number)
     parts = {"correct": float(correct), "format": float(bool(number))}
     return Score(1.0 if correct else format_weight * parts["format"], parts), number
 
@@ -166,9 +114,7 @@ class Gsm8kEnv(BaseEnv):
         return config, [APIServerConfig(base_url="http://127.0.0.1:8001/v1", server_type="vllm")]
 
     async def setup(self) -> None:
-        # The parser warns about every process that turns its timeouts off; parse_number says why we do.
-        for name in ("math_verify.parser", "math_verify.grader"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        hush()
         self.iter = 0
         self.train = await asyncio.to_thread(load_split, "train", self.config.data_dir)
         self.test = await asyncio.to_thread(load_split, "test", self.config.data_dir)
