@@ -21,6 +21,7 @@ from pydantic import JsonValue
 
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.groups import MissingScoreError
+from hermes_rl_mcp.envs.hook_rules import default_hook, is_own, messages_of, missing_error, must_define, rollout_of
 from hermes_rl_mcp.envs.sampling import SamplingClient
 from hermes_rl_mcp.envs.tokenizer import load_tokenizer
 from hermes_rl_mcp.envs.trajectory import Completion, Message, ScoredDataGroup, ScoredDataItem, Trajectory, group_of
@@ -105,32 +106,35 @@ class BaseEnv:
     async def load_dataset(self) -> None:
         """Loads what ``get_next_item`` hands out. Nothing to load by default."""
 
+    @must_define
     async def get_next_item(self) -> Any:
         """The next thing to ask about. None = nothing at the moment."""
-        raise NotImplementedError(f"{type(self).__name__} must define get_next_item()")
+        raise missing_error(type(self), ["get_next_item"])
 
+    @must_define
     def get_messages(self, item: Any) -> list[Message]:
         """The conversation that asks ``item``; used by the default rollout."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define get_messages(item), collect_trajectory(item) or "
-            "collect_trajectories(item)"
-        )
+        raise missing_error(type(self), ["get_messages"])
 
+    @must_define
     def score_answer(self, item: Any, completion: Completion) -> float | Score | Awaitable[float | Score]:
         """Reward of one answer; may be async. Used by the default rollout."""
-        raise NotImplementedError(f"{type(self).__name__} must define score_answer(item, completion)")
+        raise missing_error(type(self), ["score_answer"])
 
+    @default_hook
     async def collect_trajectory(self, item: Any) -> tuple[ScoredDataItem | None, list[Any]]:
         """One scored rollout of ``item``, and further items to queue. None = it failed."""
-        trajectory = (await self.server.chat(self.get_messages(item), max_tokens=self.config.max_token_length))[0]
+        trajectory = (await self.server.chat(self._messages(item), max_tokens=self.config.max_token_length))[0]
         return await self.score(item, trajectory), []
 
+    @default_hook
     async def collect_trajectories(self, item: Any) -> tuple[Groups, list[Any]]:
         """One group of ``group_size`` scored rollouts (or several, or None), and further items to queue."""
-        if type(self).collect_trajectory is not BaseEnv.collect_trajectory:
+        if is_own(type(self), "collect_trajectory"):
             return await self._collect_singly(item)
         return await self._collect_together(item), []
 
+    @default_hook
     async def evaluate(self) -> EvalReport | Mapping[str, float] | None:
         """Runs every ``steps_per_eval`` trainer steps and for the ``evaluate`` command."""
         return None
@@ -144,10 +148,10 @@ class BaseEnv:
         """Score of one answer to a held-out item. ``self.server`` then samples from the base or from the adapter, as is
         due, with a seed that both have in common. What counts is the part ``correct`` if the score has one, else the
         score itself. By default what training does, once."""
-        if type(self).collect_trajectory is not BaseEnv.collect_trajectory:
-            scored, _ = await self.collect_trajectory(item)
+        if is_own(type(self), "collect_trajectory"):
+            scored, _ = rollout_of(type(self), await self.collect_trajectory(item))
         else:
-            [trajectory] = await self.server.chat(self.get_messages(item), max_tokens=self.config.max_token_length)
+            [trajectory] = await self.server.chat(self._messages(item), max_tokens=self.config.max_token_length)
             scored = await self.score(item, trajectory)
         if scored is None:
             raise RolloutsFailedError("collect_trajectory gave no answer")
@@ -218,9 +222,12 @@ class BaseEnv:
 
     # The default rollouts.
 
+    def _messages(self, item: Any) -> list[Message]:
+        return messages_of(type(self), self.get_messages(item))
+
     async def _collect_together(self, item: Any) -> ScoredDataGroup:
         """One sampling call for the whole group; places whose scoring failed are sampled again."""
-        messages = self.get_messages(item)
+        messages = self._messages(item)
         items: list[ScoredDataItem] = []
         failure: Exception | None = None
         for _ in range(ROLLOUT_ATTEMPTS):
@@ -243,7 +250,7 @@ class BaseEnv:
         async def one() -> ScoredDataItem | None:
             for _ in range(ROLLOUT_ATTEMPTS):
                 try:
-                    scored, more = await self.collect_trajectory(item)
+                    scored, more = rollout_of(type(self), await self.collect_trajectory(item))
                 except Exception as error:  # noqa: BLE001 - user code; one failed rollout must not take the group along
                     log.warning("a rollout failed, running it again: %s: %s", type(error).__name__, error)
                     failures.append(error)

@@ -23,6 +23,7 @@ from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.describe import describe, validate
 from hermes_rl_mcp.envs.evaluate import run_evaluation, table
 from hermes_rl_mcp.envs.held_out import HeldOut
+from hermes_rl_mcp.envs.hook_rules import check_hooks
 from hermes_rl_mcp.envs.loading import load_environment
 from hermes_rl_mcp.envs.options import Flags, Options, parse_flags, resolve
 from hermes_rl_mcp.envs.process import FORCED, Processor, check_total
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str], environment: type[BaseEnv] | None = None) -> 
         spec = None if environment else words.pop(0)
         flags = parse_flags(words)
         chosen = environment or load_environment(spec or "")
+        check_hooks(chosen, flags.command)
         _COMMANDS[flags.command](chosen, flags, output)
     except SystemExit as error:  # an order to stop ends with 0; everything else is an environment that left by itself
         if error.code:

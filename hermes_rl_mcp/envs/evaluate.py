@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl_mcp.envs.base import BaseEnv, EvalReport
+from hermes_rl_mcp.envs.hook_rules import metrics_of
 from hermes_rl_mcp.files import write_atomic
 
 log = logging.getLogger(__name__)
@@ -20,10 +21,7 @@ async def run_evaluation(env: BaseEnv, step: int | None = None) -> EvalReport:
     started = time.monotonic()
     result = await env.evaluate()
     seconds = time.monotonic() - started
-    if isinstance(result, EvalReport):
-        report = result
-    else:
-        report = EvalReport({name: float(value) for name, value in (result or {}).items()})
+    report = result if isinstance(result, EvalReport) else EvalReport(metrics_of(type(env), result))
     folder = env.config.data_dir_to_save_evals
     if folder:
         target = Path(folder) if step is None else Path(folder) / f"step_{step}"

@@ -13,10 +13,13 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from pydantic import ValidationError
+
 from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.community.adapter import adapt, is_community
 from hermes_rl_mcp.envs.community.source import community_source, prepare
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
+from hermes_rl_mcp.envs.hook_rules import place
 from hermes_rl_mcp.errors import EnvironmentFileError
 
 
@@ -47,9 +50,26 @@ def load_environment(spec: str) -> type[BaseEnv]:
 
 def defaults_of(environment: type[BaseEnv]) -> tuple[BaseEnvConfig, list[APIServerConfig]]:
     """What ``config_init`` gives; a single server config (some of Atropos' environments) counts as a list of one."""
-    given: tuple[BaseEnvConfig, Any] = environment.config_init()
-    config, servers = given
-    return config, list(servers) if isinstance(servers, list | tuple) else [servers]
+    where = place(environment, "config_init")
+    try:
+        given: Any = environment.config_init()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "values"
+        raise EnvironmentFileError(
+            f"{where} makes a {error.title} that is not valid: {name}: {first['msg']}, found {first['input']!r}.",
+            hint="Correct the default there.",
+        ) from error
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        raise EnvironmentFileError(f"{where} must return two things: config, [server]; found {type(given).__name__}.")
+    config, servers = given[0], list(given[1]) if isinstance(given[1], list | tuple) else [given[1]]
+    for one, kind in ((config, BaseEnvConfig), *((server, APIServerConfig) for server in servers)):
+        if not isinstance(one, kind):
+            raise EnvironmentFileError(
+                f"{where} gives {type(one).__name__} where a {kind.__name__} belongs.",
+                hint="It ends with: return MyConfig(...), [APIServerConfig(...)]",
+            )
+    return config, servers
 
 
 class _FromSource(SourceFileLoader):

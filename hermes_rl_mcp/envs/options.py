@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hermes_rl_mcp.contracts.config import RunSection
 from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
+from hermes_rl_mcp.envs.hook_rules import place
 from hermes_rl_mcp.envs.loading import defaults_of
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.redact import is_reference
@@ -85,12 +86,21 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
 def resolve(environment: type[BaseEnv], flags: Flags, forced: Mapping[str, Any] | None = None) -> Options:
     """Everything together. ``forced`` are a command's own defaults: over ``config_init``, under YAML and flags."""
     default, default_servers = defaults_of(environment)
+    try:
+        return _resolved(default, default_servers, flags, forced or {})
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{error.message} ({place(environment)})", hint=error.hint) from error
+
+
+def _resolved(
+    default: BaseEnvConfig, default_servers: Sequence[APIServerConfig], flags: Flags, forced: Mapping[str, Any]
+) -> Options:
     path = Path(flags.plain["config"]).expanduser().absolute() if "config" in flags.plain else None
     document = _read_yaml(path) if path else {}
     config_class = type(default)
     given = {**_mapping(document, "env"), **_typed(config_class, "env", flags.sections["env"])}
     given = {name: _from_variable(name, value) for name, value in given.items()}
-    config = _validated(config_class, "env", {**_plain_values(default), **dict(forced or {}), **given})
+    config = _validated(config_class, "env", {**_plain_values(default), **forced, **given})
     run = _run_section(document, path)
     return Options(
         config=config,

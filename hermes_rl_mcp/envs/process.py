@@ -16,6 +16,7 @@ from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from hermes_rl_mcp.envs.base import BaseEnv, RolloutsFailedError
 from hermes_rl_mcp.envs.config import BaseEnvConfig
 from hermes_rl_mcp.envs.groups import GivingUpError, checked
+from hermes_rl_mcp.envs.hook_rules import groups_of
 from hermes_rl_mcp.envs.view import page
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.files import write_atomic
@@ -103,9 +104,8 @@ class Processor:
     async def _collect(self, item: Any) -> list[ScoredData]:
         config = self.env.config
         async with asyncio.timeout(config.worker_timeout):
-            groups, more = await self.env.collect_trajectories(item)
-        self._backlog.extend(more or [])
-        found = groups if isinstance(groups, list) else [groups] if groups else []
+            found, more = groups_of(type(self.env), await self.env.collect_trajectories(item))
+        self._backlog.extend(more)
         if not found:
             raise RolloutsFailedError("collect_trajectories returned no group")
         refuse = config.ensure_scores_are_not_same

@@ -100,6 +100,15 @@ def environment_file(folder: Path, body: str = "", stem: str = "own") -> Path:
             @classmethod
             def config_init(cls):
                 return OwnConfig(group_size=4, batch_size=8, total_steps=3, max_token_length=16), [APIServerConfig()]
+
+            async def get_next_item(self):
+                return "item"
+
+            def get_messages(self, item):
+                return [{"role": "user", "content": item}]
+
+            def score_answer(self, item, completion):
+                return 1.0
         ''')
         + textwrap.dedent(body)
     )

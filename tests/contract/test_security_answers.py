@@ -121,6 +121,15 @@ async def test_sec_21_what_an_environment_says_is_escaped_and_is_in_no_descripti
             @classmethod
             def config_init(cls):
                 return OwnConfig(), [APIServerConfig()]
+
+            async def get_next_item(self):
+                return "item"
+
+            def get_messages(self, item):
+                return [{{"role": "user", "content": item}}]
+
+            def score_answer(self, item, completion):
+                return 1.0
         ''')
     )
     (folder / "broken.py").write_text(

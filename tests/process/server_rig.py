@@ -27,6 +27,15 @@ class Own(BaseEnv):
     @classmethod
     def config_init(cls):
         return BaseEnvConfig(group_size=2, batch_size=4, total_steps=3, max_token_length=16), [APIServerConfig()]
+
+    async def get_next_item(self):
+        return "item"
+
+    def get_messages(self, item):
+        return [{"role": "user", "content": item}]
+
+    def score_answer(self, item, completion):
+        return 1.0
 '''
 
 
