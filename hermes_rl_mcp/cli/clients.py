@@ -37,6 +37,7 @@ _OF_HTTP = ("transport", "host", "port", "token_file", "accept_hosts", "accept_o
 _FOR_US = (
     *(option.variable for option in OPTIONS if option.name not in _OF_HTTP),
     *("HERMES_RL_ALLOW_HOSTS", "HERMES_RL_INFERENCE_BASE_URL", "HERMES_RL_INFERENCE_MODEL"),
+    *("HERMES_RL_INFERENCE_TIMEOUT_S", "OPENROUTER_BASE_URL"),
     *("HERMES_RL_PATH", "HERMES_RL_CLAIMS_DIR"),
 )
 _FILES_AND_FOLDERS = [option for option in OPTIONS if option.metavar in ("FILE", "FOLDER")]
