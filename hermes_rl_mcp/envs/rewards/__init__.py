@@ -13,7 +13,10 @@ Every part is logged under its name (``reward/correct``). Nothing heavy is loade
 from __future__ import annotations
 
 from hermes_rl_mcp.envs.rewards.base import Answer, Combined, Reward, combine, said, text_of
+from hermes_rl_mcp.envs.rewards.code import PythonTests
+from hermes_rl_mcp.envs.rewards.execution import Limits
 from hermes_rl_mcp.envs.rewards.maths import BoxedNumber, MathAnswer
+from hermes_rl_mcp.envs.rewards.semantic import Semantic
 from hermes_rl_mcp.envs.rewards.shape import Length, Repetition, Tags
 from hermes_rl_mcp.envs.rewards.text import EditDistance, Exact, Fuzzy
 
@@ -25,9 +28,12 @@ __all__ = [
     "Exact",
     "Fuzzy",
     "Length",
+    "Limits",
     "MathAnswer",
+    "PythonTests",
     "Repetition",
     "Reward",
+    "Semantic",
     "Tags",
     "combine",
     "said",
