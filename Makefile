@@ -36,7 +36,7 @@ demo: $(VENV)/.installed-train
 test: lint
 	$(BIN)/python tests/run.py -m "not slow and not gpu" -n 3 --dist worksteal $(PYTEST_ARGS)
 
-test-more: $(VENV)/.installed-dev $(OTHER_CLIENTS) $(CHECKERS)
+test-more: $(VENV)/.installed-more $(OTHER_CLIENTS) $(CHECKERS)
 	$(BIN)/python tests/run.py -m "(slow or gpu) and not alone" -n 2 --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/python tests/run.py -m "slow and alone" $(PYTEST_ARGS)
 
@@ -92,6 +92,12 @@ $(VENV)/.installed-train: $(VENV)/.installed-torch pyproject.toml constraints.tx
 $(VENV)/.installed-dev: $(VENV)/.installed-train pyproject.toml constraints.txt
 	@echo "Installing hermes-rl-mcp[train,wandb,dev] ..."
 	@$(PIP) install -e '.[train,wandb,dev]' -c $(VENV)/constraints.txt
+	@touch $@
+
+# Extras whose tests are skipped without them.
+$(VENV)/.installed-more: $(VENV)/.installed-dev
+	@echo "Installing hermes-rl-mcp[train,wandb,dev,agent,browser] ..."
+	@$(PIP) install -e '.[train,wandb,dev,agent,browser]' -c $(VENV)/constraints.txt
 	@touch $@
 
 # What we are measured against.

@@ -45,7 +45,7 @@ class McpServer(BaseModel):
     """Before each tool's name, where names of several servers would meet."""
     tools: list[str] | None = None
     """Only these of its tools. Null = all."""
-    start_timeout_s: float = Field(30.0, gt=0)
+    start_timeout_s: float = Field(60.0, gt=0)
     """Seconds until it has to have listed its tools."""
     call_timeout_s: float = Field(120.0, gt=0)
     """Seconds that one call may take."""
@@ -61,6 +61,8 @@ class McpToolset:
     """A connected server. Use ``with``, or call ``close``; its methods block."""
 
     def __init__(self, server: McpServer) -> None:
+        import mcp  # noqa: F401 - here, so that the server's time does not run meanwhile
+
         self.server = server
         self._thread = LoopThread(f"mcp-{server.name}")
         self._client: Any = None
