@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
+import math
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from hermes_rl_mcp.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Completion, EvalReport, Message, Score
 from hermes_rl_mcp.envs.rewards.text import last_integer
@@ -102,6 +104,13 @@ def evaluation_problems(difficulty: int, count: int) -> list[Problem]:
     return list(found.values())
 
 
+def mixed_evaluation_problems(levels: Sequence[int], count: int) -> list[Problem]:
+    """``evaluation_problems`` of several levels in turn, alike many of each where there are enough."""
+    each = [evaluation_problems(level, math.ceil(count / len(levels))) for level in levels]
+    in_turn = [problem for problems in itertools.zip_longest(*each) for problem in problems if problem is not None]
+    return in_turn[:count]
+
+
 def grade(problem: Problem, text: str, finish_reason: str | None) -> Score:
     """``score`` = ``correct`` and ``format``.
 
@@ -120,6 +129,8 @@ class ArithmeticConfig(BaseEnvConfig):
     difficulty: int = Field(1, ge=1, le=5)
     """1: one-digit sums, all that builtin:tiny knows. 2: two-digit sums. 3: sums and differences below 100. 4: products
     with one digit. 5: two operations. From 2 on take a larger model."""
+    mixed_up_to: int | None = Field(None, ge=1, le=5)
+    """Null = problems of ``difficulty`` alone. Else of every level from difficulty to this one, alike often."""
     seed: int = Field(0, ge=0)
     """Order of the training problems."""
     instruction: str = ""
@@ -127,6 +138,17 @@ class ArithmeticConfig(BaseEnvConfig):
     builtin:tiny was made without one."""
     eval_problems: int = Field(100, ge=1, le=10_000)
     """Most held-out problems asked in an evaluation; level 1 has about ten."""
+
+    @model_validator(mode="after")
+    def _levels_rise(self) -> ArithmeticConfig:
+        if self.mixed_up_to is not None and self.mixed_up_to < self.difficulty:
+            raise ValueError(f"mixed_up_to = {self.mixed_up_to} lies below difficulty = {self.difficulty}")
+        return self
+
+    @property
+    def levels(self) -> list[int]:
+        """Those that problems are drawn from."""
+        return list(range(self.difficulty, (self.mixed_up_to or self.difficulty) + 1))
 
 
 class ArithmeticEnv(BaseEnv):
@@ -160,7 +182,11 @@ class ArithmeticEnv(BaseEnv):
 
     async def get_next_item(self) -> Problem:
         self._drawn += 1
-        return draw(self._rng, self.config.difficulty)
+        return self._draw()
+
+    def _draw(self) -> Problem:
+        levels = self.config.levels
+        return draw(self._rng, levels[0] if len(levels) == 1 else self._rng.choice(levels))
 
     def get_messages(self, item: Problem) -> list[Message]:
         instruction = self.config.instruction.strip()
@@ -170,7 +196,7 @@ class ArithmeticEnv(BaseEnv):
         return grade(item, completion.text, completion.finish_reason)
 
     async def get_eval_items(self, count: int) -> list[Problem]:
-        return evaluation_problems(self.config.difficulty, count)
+        return mixed_evaluation_problems(self.config.levels, count)
 
     async def evaluate_item(self, item: Problem) -> Score:
         """Right is what gets the reward: the number alone."""
@@ -180,7 +206,7 @@ class ArithmeticEnv(BaseEnv):
 
     async def evaluate(self) -> EvalReport:
         """Every held-out problem once, by greedy decoding."""
-        problems = evaluation_problems(self.config.difficulty, self.config.eval_problems)
+        problems = mixed_evaluation_problems(self.config.levels, self.config.eval_problems)
         limit = asyncio.Semaphore(self.config.max_eval_workers)
 
         async def ask(problem: Problem) -> dict[str, Any]:
@@ -215,7 +241,7 @@ class ArithmeticEnv(BaseEnv):
         super().load_checkpoint()
         self._rng = random.Random(self.config.seed)
         for _ in range(self._drawn):
-            draw(self._rng, self.config.difficulty)
+            self._draw()
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -80,6 +80,12 @@ class Sampler:
                 return JSONResponse(self.reply)
             return JSONResponse(self._sglang(body) if "input_ids" in body else self._vllm(body))
 
+        @app.post("/generate/")
+        async def trl(request: Request) -> Response:
+            body = await self._arrived(request)
+            made = [self.completion([], i, body["max_tokens"]) for i in range(body["n"])]
+            return JSONResponse({"completion_ids": [ids for ids, _, _ in made]})
+
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
             body = await self._arrived(request)

@@ -72,6 +72,8 @@ class Sandbox(Protocol):
     task_id: str
     workdir: str
     """Where commands start; a path inside the sandbox."""
+    tmpdir: str
+    """For what is kept for later; outside ``workdir``, a path inside the sandbox."""
 
     def run(
         self,

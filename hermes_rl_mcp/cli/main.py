@@ -15,6 +15,7 @@ import typer
 
 from hermes_rl_mcp import __version__
 from hermes_rl_mcp.cli.config_commands import config_app
+from hermes_rl_mcp.cli.envs_commands import envs_app
 from hermes_rl_mcp.errors import HermesRLError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 runs_app = typer.Typer(no_args_is_help=True, help="Look at training runs, stop them, delete old ones.")
 app.add_typer(runs_app, name="runs")
+app.add_typer(envs_app, name="envs")
 app.add_typer(config_app, name="config")
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -216,18 +218,6 @@ def evaluate(
     found = anyio.run(comparing.compare, runs.context(os.environ), run_id, items, seed, step, say)
     typer.echo(found.model_dump_json(indent=2) if as_json else evaluation.words(found))
     raise typer.Exit(0 if found.status == "completed" else 1)
-
-
-@app.command()
-def envs(as_json: JsonFlag = False) -> None:
-    """List environments, and files that could not be read."""
-    from hermes_rl_mcp.cli import runs
-
-    found = runs.catalog(runs.context(os.environ))
-    if as_json:
-        _print_json(found.model_dump(mode="json"))
-    else:
-        runs.print_environments(_console(), found)
 
 
 @app.command()

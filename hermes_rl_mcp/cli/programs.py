@@ -10,9 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import IO
 
 from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.operations.children import program_environ
@@ -22,15 +23,29 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def started(at: Context, module: str, arguments: Sequence[str], pass_fds: Sequence[int] = ()) -> Iterator[Program]:
-    """``python -P -m MODULE`` with this process's terminal. Ended, and waited for, when the block is left."""
+def started(
+    at: Context, module: str, arguments: Sequence[str], pass_fds: Sequence[int] = (), output: IO[bytes] | None = None
+) -> Iterator[Program]:
+    """``python -P -m MODULE``; see ``running``."""
+    environ = program_environ(at.home, at.operator.environ)
+    with running([sys.executable, "-P", "-m", module, *arguments], environ, pass_fds, output) as program:
+        yield program
+
+
+@contextmanager
+def running(
+    command: Sequence[str], environ: Mapping[str, str], pass_fds: Sequence[int] = (), output: IO[bytes] | None = None
+) -> Iterator[Program]:
+    """A child with this process's terminal, or with all it says in ``output``. Ended, and waited for, when the block is
+    left."""
     read_end, write_end = os.pipe()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            env={**program_environ(at.home, at.operator.environ), lifeline.VARIABLE: str(read_end)},
+            list(command),
+            env={**environ, lifeline.VARIABLE: str(read_end)},
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,  # ours is for the answer
+            stdout=output or sys.stderr,  # ours is for the answer
+            stderr=output,
             pass_fds=(read_end, *pass_fds),
         )
     except BaseException:

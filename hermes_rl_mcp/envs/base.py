@@ -1,7 +1,7 @@
 """The class an environment is: what one item is, how it is asked, how an answer is scored, what is logged.
 
-Invariant: a group that leaves here has group_size sequences or is not sent; one failed rollout is replaced, it is no
-reason to lose the others.
+Invariant: a group that leaves here has group_size sequences, or says how many it has, or is not sent; one failed
+rollout is replaced or left out (``on_failed_rollout``), it is no reason to lose the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
+from hermes_rl_mcp.envs.exploration import ItemValue, item_key
 from hermes_rl_mcp.envs.groups import MissingScoreError
 from hermes_rl_mcp.envs.hook_rules import default_hook, is_own, messages_of, missing_error, must_define, rollout_of
 from hermes_rl_mcp.envs.sampling import SamplingClient
@@ -29,8 +30,12 @@ from hermes_rl_mcp.files import write_atomic
 
 log = logging.getLogger(__name__)
 
+EXPLORATION = "exploration"
+"""Key of the exploration model's state in the saved position."""
 ROLLOUT_ATTEMPTS = 3
 """How often one place of a group is sampled before the group is given up."""
+LEAST_GROUP = 2
+"""Answers that can still be compared with each other."""
 
 Groups = ScoredDataGroup | list[ScoredDataGroup] | None
 MetricsSink = Callable[[Mapping[str, float]], None]
@@ -84,6 +89,8 @@ class BaseEnv:
         self.slurm = slurm
         self.testing = testing
         self.server = SamplingClient(self.server_configs, lambda: self.tokenizer)
+        self.exploration = self._exploration()
+        """What chooses items in place of ``get_next_item``'s order; None = nothing."""
         self.curr_step = 0
         """Batches the trainer has taken so far."""
         self.run_dir: Path | None = None
@@ -164,6 +171,8 @@ class BaseEnv:
     def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
         """Called at the trainer's checkpoint interval, about once a second between, and at the end. Override it to pass
         ``data`` (JSON, small) to ``super()``."""
+        if self.exploration is not None:
+            data = {**(data or {}), EXPLORATION: self.exploration.state()}
         if data is None or self.checkpoint_dir is None:
             return
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
@@ -181,10 +190,17 @@ class BaseEnv:
             return
         path = self.checkpoint_dir / f"step-{step}.json"
         for key, value in json.loads(path.read_text(encoding="utf-8")).items():
-            setattr(self, key, value)
+            if key != EXPLORATION:
+                setattr(self, key, value)
+            elif self.exploration is not None:
+                self.exploration.restore(value)
 
     async def cleanup(self) -> None:
         """Called once at the end, also after errors."""
+
+    def item_key(self, item: Any) -> str | None:
+        """By what an item is known when it comes again, for ``exploration_model``. None = it cannot be known again."""
+        return item_key(item)
 
     # What subclasses use.
 
@@ -220,6 +236,17 @@ class BaseEnv:
 
         main(sys.argv[1:], cls)
 
+    async def next_item(self) -> Any:
+        """The next item to train on: ``get_next_item``'s, or the choice of ``exploration_model``. None = none yet."""
+        if self.exploration is None:
+            return await self.get_next_item()
+        return await self.exploration.pick(self.get_next_item)
+
+    def _exploration(self) -> ItemValue | None:
+        if getattr(self.config, "exploration_model", "none") == "none":
+            return None
+        return ItemValue(self.config.exploration_rate, lambda item: self.item_key(item))
+
     # The default rollouts.
 
     def _messages(self, item: Any) -> list[Message]:
@@ -230,7 +257,7 @@ class BaseEnv:
         messages = self._messages(item)
         items: list[ScoredDataItem] = []
         failure: Exception | None = None
-        for _ in range(ROLLOUT_ATTEMPTS):
+        for _ in range(self._attempts):
             missing = self.config.group_size - len(items)
             if not missing:
                 break
@@ -248,7 +275,7 @@ class BaseEnv:
         failures: list[Exception] = []
 
         async def one() -> ScoredDataItem | None:
-            for _ in range(ROLLOUT_ATTEMPTS):
+            for _ in range(self._attempts):
                 try:
                     scored, more = rollout_of(type(self), await self.collect_trajectory(item))
                 except Exception as error:  # noqa: BLE001 - user code; one failed rollout must not take the group along
@@ -265,14 +292,22 @@ class BaseEnv:
         items = [scored for task in running if (scored := task.result()) is not None]
         return self._group(items, failures[0] if failures else None), backlog
 
+    @property
+    def _attempts(self) -> int:
+        return 1 if self.config.on_failed_rollout == "shrink" else ROLLOUT_ATTEMPTS
+
     def _group(self, items: list[ScoredDataItem], failure: Exception | None) -> ScoredDataGroup:
+        group = group_of(items)
         if len(items) < self.config.group_size:
+            if self.config.on_failed_rollout == "shrink" and len(items) >= LEAST_GROUP:
+                group["group_overrides"] = {"group_size": len(items)}
+                return group
             why = f": {type(failure).__name__}: {failure}" if failure else ""
             raise RolloutsFailedError(
                 f"{self.config.group_size - len(items)} of {self.config.group_size} rollouts failed "
-                f"{ROLLOUT_ATTEMPTS} times{why}"
+                f"{self._attempts} times{why}"
             ) from failure
-        return group_of(items)
+        return group
 
 
 def _finite(score: object) -> float:

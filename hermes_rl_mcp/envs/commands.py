@@ -21,7 +21,7 @@ from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.describe import describe, validate
-from hermes_rl_mcp.envs.evaluate import run_evaluation, table
+from hermes_rl_mcp.envs.evaluate import run_evaluation, table, write_config
 from hermes_rl_mcp.envs.held_out import HeldOut
 from hermes_rl_mcp.envs.hook_rules import check_hooks
 from hermes_rl_mcp.envs.loading import load_environment
@@ -110,6 +110,7 @@ def _process(environment: type[BaseEnv], flags: Flags, output: int) -> None:
 
 def _evaluate(environment: type[BaseEnv], flags: Flags, output: int) -> None:
     options = resolve(environment, flags, {"use_wandb": False})
+    write_config(options.config, options.servers)
 
     async def run(env: BaseEnv) -> None:
         env.server.reconnect_s = PROCESS_RECONNECT_S

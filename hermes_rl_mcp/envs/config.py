@@ -80,6 +80,17 @@ class BaseEnvConfig(BaseModel):
     """Smallest share of a batch that must come from this environment. Null = no minimum."""
     worker_timeout: float = Field(600, gt=0)
     """Seconds after which a group in flight is given up."""
+    on_failed_rollout: Literal["replace", "shrink"] = "replace"
+    """What becomes of a group when one of its rollouts fails. replace: it is sampled again, up to three times. shrink:
+    the group goes out smaller, as long as two are left."""
+    eval_timeout: float = Field(3600, gt=0)
+    """Seconds after which an evaluation during training is given up; training goes on."""
+    exploration_model: Literal["none", "item_value"] = "none"
+    """How items are chosen. none: as the environment gives them. item_value: those that the policy gets right about
+    half the time are preferred, as groups that are all right or all wrong teach nothing; for environments whose items
+    come again."""
+    exploration_rate: float = Field(0.1, ge=0, le=1)
+    """Share of items that item_value leaves to the environment, so that none is given up for good."""
     thinking_mode: bool = False
     """Ask the model to reason inside think tags, where the environment supports it."""
     reasoning_effort: str | None = None
@@ -106,7 +117,8 @@ class APIServerConfig(BaseModel):
     rolling_buffer_length: int = Field(1000, ge=1)
     """Original field; timings are not kept per request here."""
     server_type: Literal["openai", "trl", "sglang", "vllm"] = "openai"
-    """vllm and sglang: token-exact over /generate. openai: for process and evaluate only. trl is not supported."""
+    """vllm and sglang: token-exact over /generate, with logprobs. openai and trl (``trl vllm-serve``; its address is
+    base_url as it stands) give none: for process and evaluate only."""
     tokenizer_name: str = "none"
     """Original field; the environment's tokenizer_name is used."""
     api_key: str = ""

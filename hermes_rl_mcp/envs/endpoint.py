@@ -101,8 +101,6 @@ class Endpoint:
     _http: httpx.AsyncClient | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.config.server_type == "trl":
-            raise InvalidValueError("server_type trl is not supported.", hint="Use vllm, sglang or openai.")
         if not self.config.base_url:
             raise InvalidValueError(
                 "The sampling server has no address.", hint="Set openai.base_url, for example http://127.0.0.1:8001/v1."
@@ -131,6 +129,8 @@ class Endpoint:
             completions = parse_vllm(await self._post(f"{native}/generate", vllm_body(prompt, params)))
         elif self.config.server_type == "sglang":
             completions = parse_sglang(await self._post(f"{native}/generate", sglang_body(prompt, params)))
+        elif self.config.server_type == "trl":
+            completions = parse_trl(await self._post(f"{base}/generate/", trl_body(prompt, params)), self.encode)
         else:
             return await self._sample_text(base, prompt, params)
         if len(completions) != params.n:
@@ -231,6 +231,17 @@ def openai_body(model: str, prompt: Prompt, params: SampleParams) -> dict[str, A
     return {**body, "top_p": params.top_p, **_optional(params)}
 
 
+def trl_body(prompt: Prompt, params: SampleParams) -> dict[str, Any]:
+    """Of ``trl vllm-serve``, which knows neither stop nor seed."""
+    if params.stop is not None:
+        raise InvalidValueError("A server of type trl cannot stop at a text.", hint="Leave stop out, or use vllm.")
+    sampling = {"temperature": params.temperature, "top_p": params.top_p, "top_k": -1, "min_p": 0.0}
+    return {
+        **{"prompts": [prompt.text], "n": params.n, "repetition_penalty": 1.0, "max_tokens": params.max_tokens},
+        **sampling,
+    }
+
+
 def parse_vllm(reply: Any) -> list[Completion]:
     """``logprobs`` is [n][T][1] {"<token id>": logprob}; the sampled token comes first."""
     completions = []
@@ -258,6 +269,16 @@ def parse_sglang(reply: Any) -> list[Completion]:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise _wrong_shape("sglang", error) from error
     return completions
+
+
+def parse_trl(reply: Any, encode: Callable[[str, bool], list[int]]) -> list[Completion]:
+    """``completion_ids`` is [n][T]. An answer that the model ended itself ends in the end-of-sequence id."""
+    try:
+        rows = [[int(one) for one in row] for row in reply["completion_ids"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _wrong_shape("trl", error) from error
+    end = encode("", True)
+    return [Completion("", row, None, "stop" if end and row[-1:] == end else "length") for row in rows]
 
 
 def parse_openai(reply: Any, encode: Callable[[str, bool], list[int]]) -> list[Completion]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from hermes_rl_mcp.envs.base import BaseEnv, EvalReport
+from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.hook_rules import metrics_of
 from hermes_rl_mcp.files import write_atomic
+from hermes_rl_mcp.redact import redact, secret_values
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +35,17 @@ async def run_evaluation(env: BaseEnv, step: int | None = None) -> EvalReport:
         log.warning("data_dir_to_save_evals is not set: metrics.json and samples.jsonl are not written")
     log.info("evaluation took %.1f s: %s", seconds, json.dumps(report.metrics))
     return report
+
+
+def write_config(config: BaseEnvConfig, servers: Sequence[APIServerConfig]) -> None:
+    """``evaluate_config.yaml`` beside the results: what was asked with which values, keys masked."""
+    folder = config.data_dir_to_save_evals
+    if not folder:
+        return
+    said = {"env": config.model_dump(mode="json"), "openai": [one.model_dump(mode="json") for one in servers]}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(redact(said, secret_values(os.environ)), sort_keys=False, allow_unicode=True)
+    write_atomic(Path(folder) / "evaluate_config.yaml", text)
 
 
 def _write(env: BaseEnv, report: EvalReport, folder: Path, seconds: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,6 +166,9 @@ class Tally:
             "groups/sent": float(self.sent),
             "groups/failed": float(self.failed),
             "groups/dropped": dropped,
+            # Atropos' names.
+            "train/items_sent_to_api": float(self.sent),
+            "train/items_rejected": dropped,
             **named,
         }
 
@@ -220,9 +224,21 @@ class Interval:
         return {
             "train/percent_correct": _mean(self.correct),
             "train/completion_lengths": _mean(self.lengths),
+            "train/completion_lengths_std": statistics.pstdev(self.lengths),
             "train/completion_lengths_max": float(max(self.lengths)),
+            "train/completion_lengths_min": float(min(self.lengths)),
+            "train/completion_lengths_p95": _percentile(self.lengths, 0.95),
             **{f"reward/{name}": _mean(values) for name, values in self.parts.items()},
         }
+
+
+def _percentile(values: Sequence[int], share: float) -> float:
+    """Between the two nearest values linearly, as numpy does it."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def _mean(values: Sequence[float]) -> float:

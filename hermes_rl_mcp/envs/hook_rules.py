@@ -104,11 +104,11 @@ def rollout_of(environment: type, result: Any) -> tuple[Any, list[Any]]:
     return scored, more
 
 
-def groups_of(environment: type, result: Any) -> tuple[list[Any], list[Any]]:
-    """What ``collect_trajectories`` gave, as a list of groups, and further items. Raises HookError for no group."""
+def groups_of(environment: type, result: Any) -> tuple[list[Any] | None, list[Any]]:
+    """What ``collect_trajectories`` gave, as a list of groups or None, and further items."""
     groups, more = _pair(environment, "collect_trajectories", result)
-    found = groups if isinstance(groups, list) else [] if groups is None else [groups]
-    for group in found:
+    found = groups if isinstance(groups, list) or groups is None else [groups]
+    for group in found or []:
         if not isinstance(group, Mapping):
             raise HookError(
                 f"{place(environment, 'collect_trajectories')} must give a ScoredDataGroup, a list of them or None; "

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from hermes_rl_mcp.envs.base import BaseEnv
-from hermes_rl_mcp.envs.community.adapter import adapt, is_community
+from hermes_rl_mcp.envs.community.adapter import CommunityEnv, adapt, is_community
 from hermes_rl_mcp.envs.community.source import community_source, prepare
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.hook_rules import place
@@ -64,7 +64,7 @@ def defaults_of(environment: type[BaseEnv]) -> tuple[BaseEnvConfig, list[APIServ
         raise EnvironmentFileError(f"{where} must return two things: config, [server]; found {type(given).__name__}.")
     config, servers = given[0], list(given[1]) if isinstance(given[1], list | tuple) else [given[1]]
     for one, kind in ((config, BaseEnvConfig), *((server, APIServerConfig) for server in servers)):
-        if not isinstance(one, kind):
+        if not isinstance(one, BaseModel if issubclass(environment, CommunityEnv) else kind):
             raise EnvironmentFileError(
                 f"{where} gives {type(one).__name__} where a {kind.__name__} belongs.",
                 hint="It ends with: return MyConfig(...), [APIServerConfig(...)]",

@@ -58,6 +58,8 @@ class SamplingClient:
         """How long a lost endpoint is tried again; set before the first call."""
         self.calls = 0
         """Sampling calls answered so far."""
+        self.rewritten = 0
+        """Turns at which a new sample began, because the chat template had rewritten what was said before."""
         self._tokenizer = tokenizer
         self._renderer: Renderer | None = None
         self._endpoints: list[Endpoint] = []
@@ -150,7 +152,7 @@ class SamplingClient:
 
     def _add(self, trajectory: Trajectory, completion: Completion) -> None:
         text = self.renderer.decode(completion.token_ids, special=True)
-        if completion.logprobs is not None:
+        if completion.logprobs is not None or not completion.text:
             # The ids are the truth; a server's own text may have been cut at a stop string.
             completion = replace(completion, text=self.renderer.decode(completion.token_ids, special=False))
         trajectory.add_completion(completion, text)
@@ -211,7 +213,13 @@ class Session:
             self.trajectories and await self._client.extend(self.trajectory, text, self.messages, asked, self._split)
         ):
             if self.trajectories:
-                log.info("the chat template rewrote earlier turns: a new sample begins at turn %d", len(self.messages))
+                self._client.rewritten += 1
+                log.log(
+                    logging.WARNING if self._client.rewritten == 1 else logging.DEBUG,
+                    "the chat template rewrites what was said before (think blocks?): a new sample begins at message %d; "
+                    "said once",
+                    len(self.messages),
+                )
             prompt = Prompt(self._client.renderer.encode(text), text, self.messages, self._tools)
             self.trajectories += await self._client.fresh(prompt, asked, self._split)
         self.messages.append({"role": "assistant", "content": self.trajectory.last.text})

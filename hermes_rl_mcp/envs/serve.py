@@ -31,6 +31,7 @@ from hermes_rl_mcp.envs.config import EvalHandling
 from hermes_rl_mcp.envs.evaluate import run_evaluation
 from hermes_rl_mcp.envs.groups import BadGroupError, Interval, Tally, checked
 from hermes_rl_mcp.envs.held_out import HeldOut
+from hermes_rl_mcp.envs.hook_rules import groups_of
 from hermes_rl_mcp.envs.ledger import Ledger
 from hermes_rl_mcp.envs.reports import MetricLines, StateFile
 from hermes_rl_mcp.envs.rollout_client import RolloutClient, UnregisteredError
@@ -266,7 +267,7 @@ class Worker:
         return limit
 
     async def _start_one(self, step: int) -> bool:
-        item = self.backlog.popleft() if self.backlog else await self.env.get_next_item()
+        item = self.backlog.popleft() if self.backlog else await self.env.next_item()
         if item is None:
             if not self._dry:
                 log.info("get_next_item() has nothing at the moment; asking again until it has")
@@ -296,7 +297,7 @@ class Worker:
         limit_s = self.env.config.worker_timeout
         try:
             async with asyncio.timeout(limit_s) as scope:
-                groups, more = await self.env.collect_trajectories(item)
+                several, more = groups_of(type(self.env), await self.env.collect_trajectories(item))
         except BadGroupError as error:
             self.ledger.give_up(step)
             self.tally.count_dropped(error)
@@ -308,16 +309,17 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - user code and its endpoints; one failed group is data, the run goes on
             self._failed(error, step)
             return
-        self.backlog.extend(more or [])
-        if groups is None:
+        self.backlog.extend(more)
+        if several is None:
             self._failed(RolloutsFailedError("collect_trajectories returned no group"), step)
             return
-        several = groups if isinstance(groups, list) else [groups]
         if several:
             self.ledger.begin(step, len(several) - 1)
         else:
             self.ledger.give_up(step)
         for group in several:
+            if self.env.exploration is not None:
+                self.env.exploration.observe(item, group.get("scores") or [])
             await self._send(group, step)
 
     async def _send(self, group: Mapping[str, Any], step: int) -> None:
@@ -383,7 +385,8 @@ class Worker:
         return bool(self._tasks) and self.env.config.eval_handling == EvalHandling.STOP_TRAIN
 
     async def _log_step(self) -> None:
-        metrics = {**self._interval.metrics(), **self.tally.metrics()}
+        rewritten = {"rollouts/rewritten_turns": float(self.env.server.rewritten)} if self.env.server.rewritten else {}
+        metrics = {**self._interval.metrics(), **self.tally.metrics(), **rewritten}
         self._interval = Interval()
         self._sent_at_last_line = self.tally.sent
         try:
@@ -394,8 +397,12 @@ class Worker:
 
     async def _evaluate(self, step: int) -> None:
         try:
-            report = await run_evaluation(self.env, step)
+            async with asyncio.timeout(self.env.config.eval_timeout) as scope:
+                report = await run_evaluation(self.env, step)
         except Exception as error:
+            # User code; training goes on without it.
+            if isinstance(error, TimeoutError) and scope.expired():
+                error = TimeoutError(f"it took longer than eval_timeout = {self.env.config.eval_timeout:g} s")
             log.warning("evaluation at step %d failed: %s: %s", step, type(error).__name__, error, exc_info=error)
             return
         if report.metrics:

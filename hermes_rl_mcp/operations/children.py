@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 
 from hermes_rl_mcp import lifeline
+from hermes_rl_mcp.agent import settings as agent_settings
 from hermes_rl_mcp.catalog.describe import end_session
 from hermes_rl_mcp.files import make_private_dir
 from hermes_rl_mcp.paths import Home
@@ -23,7 +24,7 @@ from hermes_rl_mcp.redact import SECRET_PREFIX
 from hermes_rl_mcp.runs.locks import HeldLock, take
 from hermes_rl_mcp.runs.specs import CHILD_COMMANDS, supervisor_environ
 
-_FOR_TRAINING = ("WANDB_", SECRET_PREFIX, CHILD_COMMANDS)
+_FOR_TRAINING = ("WANDB_", SECRET_PREFIX, CHILD_COMMANDS, *agent_settings.KEYS)
 """Beginnings of names of variables."""
 _STDERR_BYTES = 65_536
 _POLL_S = 0.05

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from hermes_rl_mcp import lifeline
+from hermes_rl_mcp.agent import settings as agent_settings
 from hermes_rl_mcp.contracts.config import RunConfig
 from hermes_rl_mcp.contracts.runs import ProcessName
 from hermes_rl_mcp.interpreters import ATROPOS_PYTHON, environment_program
@@ -37,7 +38,13 @@ _TRAINER_PREFIXES = ("WANDB_", "PIP_")
 _PREFIXES: dict[ProcessName, tuple[str, ...]] = {"api": (), "trainer": _TRAINER_PREFIXES, "env": (SECRET_PREFIX,)}
 _SUPERVISOR = (CHILD_COMMANDS, ATROPOS_PYTHON, "HERMES_RL_CLAIMS_DIR", "XDG_RUNTIME_DIR")
 
-_ALLOWED: dict[ProcessName, tuple[str, ...]] = {"api": _BASE, "trainer": _BASE + _HUB + _GPU, "env": _BASE + _HUB}
+_TOOLS = agent_settings.PLAIN + agent_settings.KEYS
+"""For the tools of environments whose model calls tools; their sandboxes get none of it."""
+_ALLOWED: dict[ProcessName, tuple[str, ...]] = {
+    "api": _BASE,
+    "trainer": _BASE + _HUB + _GPU,
+    "env": _BASE + _HUB + _TOOLS,
+}
 
 
 class Limits(BaseModel):
@@ -161,7 +168,7 @@ def marker(config: RunConfig) -> str:
 
 def supervisor_environ(home: Home, environ: Mapping[str, str]) -> dict[str, str]:
     """Everything that any child may get, and what the supervisor itself reads."""
-    names = {*_BASE, *_HUB, *_GPU, *_SUPERVISOR}
+    names = {*_BASE, *_HUB, *_GPU, *_TOOLS, *_SUPERVISOR}
     prefixes = tuple(prefix for some in _PREFIXES.values() for prefix in some)
     return {**_pick(names, environ, prefixes=prefixes), **_python(), "HERMES_HOME": str(home.root)}
 

@@ -110,13 +110,16 @@ async def test_a_turn_cut_by_length_is_closed_by_the_template(
     assert sampler.requests[1]["prompt"]["prompt_token_ids"][-len(suffix) :] == suffix
 
 
-async def test_a_template_that_rewrites_history_begins_a_new_sample(sampler: Sampler, connect: Connect) -> None:
+async def test_a_template_that_rewrites_history_begins_a_new_sample_and_that_is_said(
+    sampler: Sampler, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
     forgetful = load_tokenizer(str(TINY))
     forgetful.chat_template = (
         "{% for m in messages %}{{ m['role'] }}:{{ m['content'].split('</think>')[-1] }}<|end|>{% endfor %}assistant:"
     )
     sampler.answer = say("<think>hm</think>8")
-    session = connect(tokenizer=forgetful).session(ASK, max_tokens=64)
+    client = connect(tokenizer=forgetful)
+    session = client.session(ASK, max_tokens=64)
     await session.reply()
     session.add({"role": "user", "content": "sure?"})
     await session.reply()
@@ -124,6 +127,8 @@ async def test_a_template_that_rewrites_history_begins_a_new_sample(sampler: Sam
     second = session.trajectory
     assert second.text.startswith("user:3+5=<|end|>assistant:8<|end|>user:sure?")
     assert len(second.completions) == 1
+    assert client.rewritten == 1
+    assert "a new sample begins" in caplog.text
 
 
 async def test_familiar_names_give_what_atropos_gives(sampler: Sampler, connect: Connect, tokenizer: Any) -> None:
@@ -217,3 +222,19 @@ async def test_configurations_that_cannot_work_are_refused(connect: Connect) -> 
     for server in (connect("trl"), connect(base_url="")):
         with pytest.raises(InvalidValueError):
             await server.chat(ASK)
+
+
+async def test_a_trl_server_gives_ids_without_logprobs(sampler: Sampler, connect: Connect, tokenizer: Any) -> None:
+    client = connect("trl", base_url=sampler.url)
+    sampler.answer = lambda prompt, index: [*b"8 apples", END_ID][index:]
+    trajectories = await client.chat(ASK, n=2, max_tokens=8, temperature=0.7, top_p=0.9)
+    assert [one.last.text for one in trajectories] == ["8 apples", " apples"]
+    assert [one.last.finish_reason for one in trajectories] == ["length", "stop"]
+    assert [one.exact for one in trajectories] == [False, False]
+    body = {k: v for k, v in sampler.requests[0].items() if k not in ("headers", "policy_version")}
+    assert body == {
+        **{"path": "/generate/", "prompts": ["<|user|>3+5=<|end|><|assistant|>"], "n": 2, "max_tokens": 8},
+        **{"repetition_penalty": 1.0, "temperature": 0.7, "top_p": 0.9, "top_k": -1, "min_p": 0.0},
+    }
+    with pytest.raises(InvalidValueError, match="cannot stop at a text"):
+        await client.chat(ASK, stop=["x"])

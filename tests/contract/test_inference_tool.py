@@ -20,6 +20,7 @@ from mcp_rig import Tools, environment_file, in_memory
 from hermes_rl_mcp.operations.inference_records import TestPaths
 
 KEY = "a-key-that-nobody-should-see"
+pytestmark = pytest.mark.timeout(600)  # a crowded machine may take minutes to start and load what takes seconds
 
 
 class Endpoint(ThreadingHTTPServer):
@@ -56,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.keys.add(self.headers.get("Authorization"))
         self.server.models.add(asked["model"])
         self.server.asked.set()
-        self.server.released.wait(60)
+        self.server.released.wait(500)
         left, right = asked["messages"][-1]["content"].rstrip("=").split("+")
         choice = {"message": {"role": "assistant", "content": str(int(left) + int(right))}, "finish_reason": "stop"}
         reply: dict[str, Any] = {"choices": [choice] * asked["n"]}
@@ -101,7 +102,7 @@ def files_with(text: str, folder: str) -> list[Path]:
 
 
 async def finished(call: Tools, result: dict[str, Any]) -> dict[str, Any]:
-    with anyio.fail_after(100):
+    with anyio.fail_after(500):
         while result["status"] == "running":
             result = await call("rl_test_inference", test_id=result["test_id"], wait_seconds=10)
     return result
@@ -181,7 +182,7 @@ async def test_a_test_whose_process_is_killed_has_failed_and_leaves_nothing_runn
         await call("rl_select_environment", name="arithmetic")
         started = await call("rl_test_inference", num_steps=1, group_size=2, wait_seconds=0)
         folder = Path(environ["HERMES_HOME"]) / "logs/rl_training/inference_tests" / started["test_id"]
-        await anyio.to_thread.run_sync(hanging.asked.wait, 60)
+        await anyio.to_thread.run_sync(hanging.asked.wait, 500)
         runner = json.loads((folder / "state.json").read_text())["runner"]["pid"]
         children = psutil.Process(runner).children(recursive=True)
         assert children
@@ -255,7 +256,7 @@ async def test_a_stopped_test_keeps_what_the_models_beside_the_slow_one_have_sho
         await call("rl_select_environment", name="arithmetic")
         models = ["slow/one", "builtin:tiny"]
         result = await call("rl_test_inference", num_steps=1, group_size=4, models=models, wait_seconds=0)
-        with anyio.fail_after(100):
+        with anyio.fail_after(500):
             while result["models_tested"][1]["steps_tested"] < 1:
                 result = await call("rl_test_inference", test_id=result["test_id"], wait_seconds=0.2)
         assert result["status"] == "running"

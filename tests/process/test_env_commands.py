@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from env_rig import END_ID, TINY, Sampler, child_environ, json_lines, serving, write_env
 
 from hermes_rl_mcp.contracts.environments import EnvironmentSchema, ValidationReply
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from hermes_rl_mcp.paths import bundled_environments, install_root
+from hermes_rl_mcp.redact import MASK
 
 TIMEOUT_S = 60
 GSM8K = bundled_environments() / "gsm8k_tinker.py"
@@ -214,12 +216,16 @@ def test_evaluate_writes_metrics_and_samples_of_the_test_split(
 ) -> None:
     sampler.answer = answers_of
     own = ["--env.data_dir", str(SAMPLE), "--env.eval_limit", "4", "--env.data_dir_to_save_evals", str(tmp_path / "e")]
+    own += ["--openai.api_key", "only for this server"]
     done = command(environ, str(GSM8K), "evaluate", *own, *sampling(sampler), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "e" / "metrics.json").read_text())
     assert document["results"]["atropos|gsm8k|0"] == document["results"]["all"]
     assert document["results"]["all"]["percent_correct"] == 1.0
     assert document["config_general"]["generation_parameters"]["temperature"] == 0.0
+    asked = yaml.safe_load((tmp_path / "e" / "evaluate_config.yaml").read_text())
+    assert (asked["env"]["eval_limit"], asked["openai"][0]["server_type"]) == (4, "vllm")
+    assert (asked["env"]["tokenizer_name"], asked["openai"][0]["api_key"]) == (str(TINY), MASK)
     samples = json_lines(tmp_path / "e" / "samples.jsonl")
     assert len(samples) == 4
     expected = {"messages", "question", "gold_answer", "gold_parsed", "model_parsed", "score", "correct"}

@@ -306,5 +306,34 @@ def test_evaluation_runs_at_its_interval_and_has_the_sampler_for_itself(
     until(lambda: len(evaluations(sampler)) == 2)
 
 
+def test_an_evaluation_that_does_not_end_is_given_up_and_training_goes_on(
+    api: Api, sampler: Sampler, start: Start
+) -> None:
+    extra = """
+    async def evaluate(self):
+        import asyncio
+        await asyncio.Event().wait()
+"""
+    env = start(extra, steps_per_eval=1, eval_timeout=0.3)
+    api.register_trainer(batch_size=BATCH)
+    for _ in range(3):
+        api.next_batch()
+    until(lambda: "it took longer than eval_timeout = 0.3 s" in env.text)
+
+
+def test_a_group_that_shrank_is_taken(api: Api, start: Start) -> None:
+    extra = """
+    async def collect_trajectory(self, item):
+        self.scored += 1
+        if self.scored % 4 == 0:
+            raise RuntimeError("now and then")
+        [trajectory] = await self.server.chat(self.get_messages(item), max_tokens=8)
+        return await self.score(item, trajectory), []
+"""
+    start(extra, group_size=4, batch_size=12, on_failed_rollout="shrink", max_num_workers=1)
+    api.register_trainer(batch_size=12)
+    assert [len(group["tokens"]) for group in api.next_batch()] == [3, 3, 3, 3]
+
+
 def evaluations(sampler: Sampler) -> list[dict[str, Any]]:
     return [request for request in sampler.requests if request["temperature"] == 0.0]

@@ -136,6 +136,37 @@ def test_a_difficulty_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.anyio
+async def test_mixed_problems_are_of_every_level_and_go_on_in_their_order(tmp_path: Path) -> None:
+    def environment() -> ArithmeticEnv:
+        made = ArithmeticEnv(ArithmeticConfig(difficulty=1, mixed_up_to=4), [])
+        made.checkpoint_dir = tmp_path
+        return made
+
+    first = environment()
+    await first.setup()
+    drawn = [await first.get_next_item() for _ in range(200)]
+    assert sum("*" in problem.text for problem in drawn) > 25
+    assert sum(len(problem.text) == len("1+2=") for problem in drawn) > 25
+    first.save_checkpoint(1)
+    expected = [await first.get_next_item() for _ in range(10)]
+    resumed = environment()
+    resumed.curr_step = 1
+    await resumed.setup()
+    resumed.load_checkpoint()
+    assert [await resumed.get_next_item() for _ in range(10)] == expected
+
+    held_out = await first.get_eval_items(100)
+    assert len(held_out) == len(set(held_out)) > 80
+    assert all(is_held_out(problem) for problem in held_out)
+    assert sum("*" in problem.text for problem in held_out) == 25
+
+
+def test_mixed_levels_must_rise() -> None:
+    with pytest.raises(ValidationError, match="lies below difficulty = 3"):
+        ArithmeticConfig(difficulty=3, mixed_up_to=2)
+
+
+@pytest.mark.anyio
 async def test_the_order_of_problems_goes_on_where_an_interrupted_run_was(tmp_path: Path) -> None:
     def environment() -> ArithmeticEnv:
         made = ArithmeticEnv(ArithmeticConfig(seed=3), [])

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from hermes_rl_mcp.envs.groups import (
     CONSECUTIVE_LIMIT,
     EQUAL_SCORES_LIMIT,
     REJECTED,
     BadGroupError,
     GivingUpError,
+    Interval,
     Tally,
     checked,
 )
@@ -109,3 +111,23 @@ def test_groups_that_the_environment_itself_throws_away_are_no_failure_until_the
     tally.count_dropped(BadGroupError(REJECTED, "gave no group"))
     with pytest.raises(GivingUpError, match="the environment itself gave none"):
         tally.raise_if_hopeless()
+
+
+def test_lengths_are_told_by_mean_spread_and_tail() -> None:
+    interval = Interval()
+    for length in range(1, 12):
+        tokens = list(range(length + 1))
+        masks = [[-100, *tokens[1:]]]
+        interval.add(
+            ScoredData(tokens=[tokens], masks=masks, scores=[1.0], inference_logprobs=[[1.0] + [-1.0] * length])
+        )
+    found = {name.removeprefix("train/completion_lengths"): value for name, value in interval.metrics().items()}
+    assert (found[""], found["_min"], found["_max"], found["_p95"]) == (6.0, 1.0, 11.0, 10.5)
+    assert found["_std"] == pytest.approx(10**0.5)
+
+
+def test_what_was_sent_and_what_was_not_are_told_under_the_usual_names_too() -> None:
+    tally = Tally()
+    tally.count_sent()
+    tally.count_dropped(BadGroupError("too_long", "why"))
+    assert tally.metrics()["train/items_sent_to_api"] == tally.metrics()["train/items_rejected"] == 1.0

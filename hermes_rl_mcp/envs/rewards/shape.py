@@ -21,7 +21,8 @@ class Tags:
     """Whether nothing but space may stand outside of them."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.names, str) or not self.names or not all(_NAME.fullmatch(one) for one in self.names):
+        given: object = self.names
+        if isinstance(given, str) or not self.names or not all(_NAME.fullmatch(one) for one in self.names):
             raise InvalidValueError(
                 f"Tags({self.names!r}): these are no names of tags.", hint='Give a tuple: Tags(("think", "answer")).'
             )

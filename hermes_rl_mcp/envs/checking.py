@@ -1,0 +1,348 @@
+"""``check``: does an environment do what training asks of it? Run hook by hook, each finding written as it is made.
+
+Invariant: nothing is trained, registered or sent anywhere but to the sampling endpoint; a finding names the line where
+the user's code is at fault, as far as it can be known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, JsonValue
+
+from hermes_rl_mcp.contracts.env_checks import CheckFinding, CheckVerdict
+from hermes_rl_mcp.contracts.rollout_api import ScoredData
+from hermes_rl_mcp.envs.base import BaseEnv, Score
+from hermes_rl_mcp.envs.check_group import TimedClient, judge_group
+from hermes_rl_mcp.envs.groups import BadGroupError, checked
+from hermes_rl_mcp.envs.hook_checks import wrong_hooks
+from hermes_rl_mcp.envs.places import place_of_class, place_of_error, place_of_hook
+from hermes_rl_mcp.errors import HermesRLError
+
+HELD_OUT = 32
+"""Held-out items asked for, and training items drawn to be compared with them."""
+
+
+class Stop(Exception):
+    """What comes next cannot be looked at."""
+
+
+class Checker:
+    """One environment object. ``write`` gets each finding at once."""
+
+    def __init__(self, env: BaseEnv, file: str, write: Callable[[CheckFinding], None]) -> None:
+        self.env = env
+        self._file = file
+        self._write = write
+
+    async def before_sampling(self) -> None:
+        """All that needs no model."""
+        try:
+            self._hooks()
+            await self._setup()
+            item = await self._item()
+            self._messages(item)
+            await self._held_out(None)
+            await self._no_overlap(item)
+            self._position()
+        except Stop:
+            return
+
+    async def with_model(self, fingerprint: str | None, sample: bool) -> None:
+        """In a second process: the same held-out items again, and, with ``sample``, one group by the endpoint."""
+        try:
+            await self._setup(quietly=True)
+            if fingerprint is not None:
+                await self._held_out(fingerprint)
+            if sample:
+                await self._group()
+                await self._evaluate_item()
+        except Stop:
+            return
+
+    # What is looked at.
+
+    def _hooks(self) -> None:
+        wrong = [] if _is_community(self.env) else wrong_hooks(type(self.env))
+        for one in wrong:
+            self._say("hooks", "problem", one.sentence, one.fix, place_of_hook(type(self.env), one.hook))
+        if wrong:
+            raise Stop
+        own = [name for name in _HOOKS if getattr(type(self.env), name) is not getattr(BaseEnv, name)]
+        self._say("hooks", "ok", ", ".join(own))
+
+    async def _setup(self, quietly: bool = False) -> None:
+        began = time.monotonic()
+        await self._guarded("setup", self.env.setup(), "Correct it, or the field of the configuration that it names.")
+        seconds = time.monotonic() - began
+        try:
+            await asyncio.to_thread(lambda: self.env.tokenizer)
+        except HermesRLError as error:
+            self._say("tokenizer", "problem", error.message, error.hint)
+            raise Stop from error
+        if not quietly:
+            self._say("setup", "ok", f"setup() took {seconds:.1f} s")
+
+    async def _item(self) -> Any:
+        item = await self._guarded("item", self.env.get_next_item())
+        where = place_of_hook(type(self.env), "get_next_item")
+        if item is None:
+            self._say(
+                "item",
+                "problem",
+                "get_next_item() gave None, which means: nothing at the moment.",
+                "Return an item. Data that ends is gone through again, as by an index modulo its length.",
+                where,
+            )
+            raise Stop
+        self._say("item", "ok", f"get_next_item() gave {_short(item)}")
+        return item
+
+    def _messages(self, item: Any) -> None:
+        if _is_community(self.env) or type(self.env).get_messages is BaseEnv.get_messages:
+            self._say("messages", "skipped", "the environment asks in its own way, not through get_messages(item)")
+            return
+        where = place_of_hook(type(self.env), "get_messages")
+        try:
+            messages = self.env.get_messages(item)
+            wrong = _wrong_messages(messages)
+            text = "" if wrong else self.env.server.renderer.prompt(messages)
+            tokens = 0 if wrong else len(self.env.server.renderer.encode(text))
+        except Exception as error:
+            # User code, and a chat template that may refuse what it gets.
+            self._broken("messages", error, where=where)
+            raise Stop from error
+        if wrong:
+            shape = 'Return a list such as [{"role": "user", "content": "..."}].'
+            self._say("messages", "problem", f"get_messages(item) gave {wrong}.", shape, where)
+            raise Stop
+        self._say("messages", "ok", f"{len(messages)} messages, a prompt of {tokens} tokens")
+
+    async def _held_out(self, expected: str | None) -> None:
+        items = await self._guarded("held-out items", self.env.get_eval_items(HELD_OUT))
+        again = await self._guarded("held-out items", self.env.get_eval_items(HELD_OUT))
+        where = place_of_hook(type(self.env), "get_eval_items")
+        fixed = "Return the same items in the same order each time: sort them, and seed what is drawn by a constant."
+        if items is None:
+            if expected is None:
+                self._say(
+                    "held-out items",
+                    "warning",
+                    "get_eval_items(count) names none, so results will not say whether a run improved the model.",
+                    "Write get_eval_items(count): items that training never asks.",
+                )
+            return
+        first = [plain(one) for one in items]
+        if first != [plain(one) for one in again or []]:
+            self._say("held-out items", "problem", "two calls of get_eval_items gave different items.", fixed, where)
+        elif len(set(first)) < len(first):
+            text = f"{len(first) - len(set(first))} of {len(first)} held-out items are there twice."
+            self._say("held-out items", "warning", text, "Give different ones.", where)
+        fingerprint = sha256(json.dumps(first).encode()).hexdigest()
+        if expected is None:
+            text = f"{len(first)} of them, the same in two calls"
+            self._write(CheckFinding(name="held-out items", verdict="ok", found=text, fingerprint=fingerprint))
+        elif fingerprint == expected:
+            self._say("held-out items", "ok", "the same in another process")
+        else:
+            text = "another process gets other held-out items, so runs could not be compared."
+            fix = f"{fixed} Sets of texts, hash() and the clock differ from process to process."
+            self._say("held-out items", "problem", text, fix, where)
+
+    async def _no_overlap(self, item: Any) -> None:
+        held_out = {plain(one) for one in await self.env.get_eval_items(HELD_OUT) or []}
+        if not held_out:
+            return
+        drawn = [item]
+        while len(drawn) < HELD_OUT and (one := await self._guarded("item", self.env.get_next_item())) is not None:
+            drawn.append(one)
+        both = sum(plain(one) in held_out for one in drawn)
+        if both:
+            self._say(
+                "held-out items",
+                "problem",
+                f"{both} of {len(drawn)} training items are held-out ones: training would see what it is judged by.",
+                "Leave held-out items out of get_next_item.",
+                place_of_hook(type(self.env), "get_next_item"),
+            )
+        else:
+            self._say("held-out items", "ok", f"none among {len(drawn)} training items")
+
+    def _position(self) -> None:
+        """Whether what the environment saves can be written and read again."""
+        if _is_community(self.env):
+            return
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-check-") as folder:
+            self.env.checkpoint_dir = Path(folder)
+            try:
+                self.env.save_checkpoint(0)
+                if saved := list(Path(folder).glob("step-*.json")):
+                    self.env.load_checkpoint()
+            except Exception as error:
+                # User code.
+                self._broken("position", error, "What save_checkpoint passes on must be small and plain JSON.")
+                return
+            finally:
+                self.env.checkpoint_dir = None
+        kept = "its place in the data is saved and read again" if saved else "saves no place: a resumed run begins anew"
+        self._say("position", "ok", kept)
+
+    async def _group(self) -> None:
+        env = self.env
+        if not _is_community(env):
+            env.server = TimedClient(env.server_configs, lambda: env.tokenizer)
+        client = env.server if isinstance(env.server, TimedClient) else None
+        item = await self._guarded("item", env.get_next_item())
+        warnings = _Warnings()
+        began = time.monotonic()
+        async with asyncio.timeout(env.config.worker_timeout):
+            with warnings:
+                groups, _ = await self._guarded("group", env.collect_trajectories(item))
+        seconds = time.monotonic() - began
+        found = groups if isinstance(groups, list) else [groups] if groups else []
+        if not found:
+            self._say(
+                "group",
+                "problem",
+                "collect_trajectories gave no group.",
+                "Return a group of group_size scored rollouts.",
+                place_of_hook(type(env), "collect_trajectories"),
+            )
+            raise Stop
+        data = [self._checked(group) for group in found]
+        if warnings.count:
+            text = f"{warnings.count} rollouts failed and were run again. The first: {warnings.first}"
+            place = place_of_error(warnings.error, self._file) if warnings.error else ""
+            self._say("rollouts", "warning", text, "Answers that cannot be scored should get a score, too.", place)
+        for group in data:
+            where = place_of_hook(type(env), "score_answer")
+            for finding in judge_group(env, group, seconds, client, where):
+                self._write(finding)
+
+    def _checked(self, group: Mapping[str, Any]) -> ScoredData:
+        try:
+            return checked(group, group_size=self.env.config.group_size)
+        except BadGroupError as error:
+            hook = "score_answer" if error.reason == "no_score" else "collect_trajectories"
+            self._say(
+                "alignment",
+                "problem",
+                f"The group could not be sent ({error.reason}): {error}.",
+                "Tokens, masks and logprobs have one entry for each token; masks are -100 or the token itself.",
+                place_of_hook(type(self.env), hook),
+            )
+            raise Stop from error
+
+    async def _evaluate_item(self) -> None:
+        items = await self._guarded("held-out items", self.env.get_eval_items(1))
+        if not items:
+            return
+        found = await self._guarded("evaluation", self.env.evaluate_item(items[0]))
+        score = found if isinstance(found, Score) else Score(float(found))
+        self._say("evaluation", "ok", f"evaluate_item gave {score.value:g} for the first held-out item")
+
+    # Saying it.
+
+    async def _guarded(self, name: str, call: Any, fix: str = "Correct that line.") -> Any:
+        """What the hook gives. Raises Stop after saying what it raised."""
+        try:
+            return await call if inspect.isawaitable(call) else call
+        except Exception as error:
+            # User code: whatever it raises is the finding.
+            self._broken(name, error, fix)
+            raise Stop from error
+
+    def _broken(self, name: str, error: Exception, fix: str = "Correct that line.", where: str = "") -> None:
+        if isinstance(error, HermesRLError):
+            text, fix = error.message, error.hint or fix
+        else:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        where = place_of_error(error, self._file) or where or place_of_class(type(self.env))
+        self._say(name, "problem", text, fix, where)
+
+    def _say(self, name: str, verdict: CheckVerdict, found: str, fix: str = "", where: str = "") -> None:
+        self._write(CheckFinding(name=name, verdict=verdict, found=found, fix=fix, where=where))
+
+
+_HOOKS = (
+    *("setup", "load_dataset", "get_next_item", "get_messages", "score_answer", "collect_trajectory"),
+    *("collect_trajectories", "evaluate", "get_eval_items", "evaluate_item", "save_checkpoint", "cleanup"),
+)
+
+
+class _Warnings(logging.Handler):
+    """Counts the failed rollouts that the SDK's own collection logs and makes up for, while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+        self.first = ""
+        self.error: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += 1
+        if not self.first:
+            self.first = record.getMessage()
+            self.error = next((one for one in record.args or () if isinstance(one, BaseException)), None)
+
+    def __enter__(self) -> _Warnings:
+        logging.getLogger("hermes_rl_mcp.envs.base").addHandler(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        logging.getLogger("hermes_rl_mcp.envs.base").removeHandler(self)
+
+
+def plain(item: Any) -> str:
+    """Text that is the same for equal items in every process, whatever their type."""
+    return json.dumps(_plain(item), sort_keys=True)
+
+
+def _plain(item: Any) -> JsonValue:
+    if item is None or isinstance(item, str | int | float | bool):
+        return item
+    if isinstance(item, BaseModel):
+        return _plain(item.model_dump())
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {field.name: _plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+    if isinstance(item, Mapping):
+        return {str(key): _plain(value) for key, value in item.items()}
+    if isinstance(item, set | frozenset):
+        return sorted(json.dumps(_plain(one), sort_keys=True) for one in item)
+    if isinstance(item, list | tuple):
+        return [_plain(one) for one in item]
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(item))
+
+
+def _wrong_messages(messages: Any) -> str:
+    """What is wrong with them; empty if nothing is."""
+    if inspect.isawaitable(messages):
+        messages.close()  # type: ignore[attr-defined]  # a coroutine nobody waits for
+        return "a coroutine; it must not be async"
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        return _short(messages)
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            return f"{_short(message)} as message {number}"
+    return ""
+
+
+def _is_community(env: BaseEnv) -> bool:
+    """Whether it was written for Atropos; its hooks are other ones."""
+    return hasattr(env, "inner_class")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,39 @@
+"""An MCP server for tests: ``python mcp_echo.py`` over stdio."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mcp.server import MCPServer
+
+server = MCPServer("echo")
+
+
+@server.tool()
+def echo(text: str, times: int = 1) -> str:
+    """Says it again."""
+    return text * times
+
+
+@server.tool()
+def pid() -> dict[str, int]:
+    """Its process."""
+    return {"pid": os.getpid()}
+
+
+@server.tool()
+def fail() -> str:
+    """Never works."""
+    raise ValueError("it does not work")
+
+
+@server.tool()
+def sleep(seconds: float) -> str:
+    """Takes its time."""
+    time.sleep(seconds)
+    return "awake"
+
+
+if __name__ == "__main__":
+    server.run()
