@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +26,9 @@ from hermes_rl_mcp.cli.demo_settings import parse_set
 from hermes_rl_mcp.cli.programs import running, started
 from hermes_rl_mcp.cli.text import printable
 from hermes_rl_mcp.contracts.env_checks import CheckFinding
-from hermes_rl_mcp.contracts.environments import EnvironmentInfo
+from hermes_rl_mcp.contracts.environments import EnvironmentInfo, ValidationReply
 from hermes_rl_mcp.envs.places import place_of_field
-from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, InvalidValueError
+from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError
 from hermes_rl_mcp.files import read_tail
 from hermes_rl_mcp.interpreters import environment_program
 from hermes_rl_mcp.loopback import bound_socket
@@ -42,6 +41,7 @@ from hermes_rl_mcp.runs.request import BUILTIN, env_values, model_path
 
 _POLL_S = 0.1
 _TAIL_BYTES = 4096
+_S = {True: "s", False: ""}
 _HASH_SEEDS = ("1", "2")
 """Of the two processes: what rests on the order of a set differs between them."""
 
@@ -109,7 +109,7 @@ def locate(spec: str) -> EnvironmentInfo:
         if problem.file_path == str(file):
             raise EnvironmentFileError(f"{file} cannot be read as an environment: {problem.reason}.")
     if file.name.startswith(("_", ".")):
-        raise EnvironmentFileError(f"{file.name} begins with {file.name[0]}: such files are not looked at.", hint="Rename it.")
+        raise EnvironmentFileError(f"{file} is not looked at: its name begins with {file.name[0]}.", hint="Rename it.")
     if class_name:
         known = ", ".join(info.class_name for info in here) or "none"
         raise EnvironmentFileError(f"{file} has no environment class {class_name}.", hint=f"Those it has: {known}.")
@@ -129,7 +129,9 @@ def show(finding: CheckFinding) -> None:
 
 def summary(found: Sequence[CheckFinding]) -> str:
     counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in ("problem", "warning", "skipped")}
-    said = [f"{count} {verdict}{'s' * (count > 1 and verdict != 'skipped')}" for verdict, count in counts.items() if count]
+    said = [
+        f"{count} {verdict}{'s' * (count > 1 and verdict != 'skipped')}" for verdict, count in counts.items() if count
+    ]
     if counts["problem"]:
         return f"{', '.join(said)}: it cannot train as it is."
     return f"It can train{'; ' + ', '.join(said) if said else ''}."
@@ -146,7 +148,7 @@ def _configuration(
         except HermesRLError as error:
             yield _problem(f"field {name}", error)
     values = {name: value for name, value in resolution.edits.items() if name in _own(resolution)}
-    reply = anyio.run(at.describer.validate, info, values)
+    reply = anyio.run(at.describer.validate, info, values) if values else ValidationReply(ok=True)
     for name, text in reply.errors.items():
         where = place_of_field(Path(info.file_path), name)
         found = f"{resolution.schema.config_class}.{name}: {text}"
@@ -210,7 +212,7 @@ def _absent(info: EnvironmentInfo) -> str:
 def _fetch_tokenizer(at: Context, resolution: Resolution, folder: Path) -> Iterator[CheckFinding]:
     """Of a model that comes with this package; it may not have been unpacked yet."""
     name = resolution.model_name
-    if not name.startswith(BUILTIN):
+    if not name.startswith(BUILTIN) or (at.home.model_dir(name) / "tokenizer.json").is_file():
         return
     log = folder / "models.log"
     with log.open("wb") as output, started(at, "trainer.models", [name], output=output) as program:
@@ -233,6 +235,8 @@ def _local(at: Context, model: str, folder: Path, timeout_s: float) -> Iterator[
         with started(at, "trainer.serve", arguments, (listener.fileno(),), output=output) as program:
             deadline = time.monotonic() + timeout_s
             while not _healthy(address, nonce):
+                if program.interrupted:
+                    raise KeyboardInterrupt
                 if not program.running():
                     raise HermesRLError(f"The sampler of {model} ended: {_last_line(at, log)}", hint="See --endpoint.")
                 if time.monotonic() > deadline:
@@ -279,7 +283,9 @@ class _Part(NamedTuple):
                 done = len(found)
                 if going_on:
                     time.sleep(_POLL_S)
-            late = program.running()
+            late, interrupted = program.running(), program.interrupted
+        if interrupted:
+            raise KeyboardInterrupt
         if late:
             text = f"it was not done after {self.wanted.timeout_s:g} s, behind what stands above."
             yield CheckFinding(name="time", verdict="problem", found=text, fix="Raise --timeout, or find what hangs.")

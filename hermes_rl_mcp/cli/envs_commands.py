@@ -84,9 +84,7 @@ def envs_check(
     from hermes_rl_mcp.cli import envs_check as command
     from hermes_rl_mcp.cli import runs
 
-    wanted = command.Wanted(
-        file, endpoint, model, server_type.value, key_variable, tuple(set_ or ()), sample, timeout
-    )
+    wanted = command.Wanted(file, endpoint, model, server_type.value, key_variable, tuple(set_ or ()), sample, timeout)
     found = []
     for finding in command.findings(runs.context(os.environ), wanted):
         found.append(finding)

@@ -157,5 +157,7 @@ def _other_words(env: BaseEnv, group: ScoredData) -> str:
         runs = [[token for token, _ in run] for own, run in groupby(pairs, lambda one: one[1] != MASKED) if own]
         trained = "".join(renderer.decode(run, special=False) for run in runs)
         if said and said[-1] and said[-1] not in trained:
-            return f"sequence {index}: the tokens that are trained on do not contain its last answer, {said[-1][:60]!r}."
+            return (
+                f"sequence {index}: the tokens that are trained on do not contain its last answer, {said[-1][:60]!r}."
+            )
     return ""

@@ -11,10 +11,12 @@ import dataclasses
 import inspect
 import json
 import logging
+import os
 import re
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,16 +28,52 @@ from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from hermes_rl_mcp.envs.base import BaseEnv, Score
 from hermes_rl_mcp.envs.check_group import TimedClient, judge_group
 from hermes_rl_mcp.envs.groups import BadGroupError, checked
-from hermes_rl_mcp.envs.hook_checks import wrong_hooks
+from hermes_rl_mcp.envs.hook_rules import check_hooks, groups_of, messages_of
+from hermes_rl_mcp.envs.options import Flags, resolve
 from hermes_rl_mcp.envs.places import place_of_class, place_of_error, place_of_hook
 from hermes_rl_mcp.errors import HermesRLError
 
 HELD_OUT = 32
 """Held-out items asked for, and training items drawn to be compared with them."""
+_RECONNECT_S = 10.0
+"""A person waits: an endpoint that is not there is an answer."""
 
 
 class Stop(Exception):
     """What comes next cannot be looked at."""
+
+
+def check(environment: type[BaseEnv], flags: Flags, output: int) -> None:
+    """The command: findings as lines of JSON to ``--output`` or standard output. Without ``--sample true`` what needs
+    no model; with ``--fingerprint`` whether the held-out items are those of the process that gave it."""
+    options = resolve(environment, flags, {"use_wandb": False, "include_messages": True})
+    target = os.open(flags.plain["output"], os.O_WRONLY | os.O_APPEND) if "output" in flags.plain else output
+
+    def write(finding: CheckFinding) -> None:
+        os.write(target, f"{finding.model_dump_json()}\n".encode())
+
+    async def run() -> None:
+        try:
+            env = environment(options.config, options.servers, options.slurm, options.testing)
+        except Exception as error:  # noqa: BLE001 - user code; what it raises is the finding
+            text, where = f"{type(error).__name__}: {error}", place_of_error(error, _file_of(environment))
+            write(CheckFinding(name="making it", verdict="problem", found=text, fix="Correct that line.", where=where))
+            return
+        env.server.reconnect_s = _RECONNECT_S
+        try:
+            checker = Checker(env, _file_of(environment), write)
+            if "fingerprint" in flags.plain or sampling:
+                await checker.with_model(flags.plain.get("fingerprint"), sampling)
+            else:
+                await checker.before_sampling()
+        finally:
+            try:
+                await env.cleanup()
+            finally:
+                await env.server.close()
+
+    sampling = flags.plain.get("sample", "false") == "true"
+    asyncio.run(run())
 
 
 class Checker:
@@ -74,11 +112,14 @@ class Checker:
     # What is looked at.
 
     def _hooks(self) -> None:
-        wrong = [] if _is_community(self.env) else wrong_hooks(type(self.env))
-        for one in wrong:
-            self._say("hooks", "problem", one.sentence, one.fix, place_of_hook(type(self.env), one.hook))
-        if wrong:
-            raise Stop
+        if _is_community(self.env):
+            self._say("hooks", "ok", "those of Atropos")
+            return
+        try:
+            check_hooks(type(self.env), "process")
+        except HermesRLError as error:
+            self._broken("hooks", error)
+            raise Stop from error
         own = [name for name in _HOOKS if getattr(type(self.env), name) is not getattr(BaseEnv, name)]
         self._say("hooks", "ok", ", ".join(own))
 
@@ -110,24 +151,19 @@ class Checker:
         return item
 
     def _messages(self, item: Any) -> None:
-        if _is_community(self.env) or type(self.env).get_messages is BaseEnv.get_messages:
+        kind = type(self.env)
+        if _is_community(self.env) or kind.get_messages is BaseEnv.get_messages:
             self._say("messages", "skipped", "the environment asks in its own way, not through get_messages(item)")
             return
-        where = place_of_hook(type(self.env), "get_messages")
         try:
-            messages = self.env.get_messages(item)
-            wrong = _wrong_messages(messages)
-            text = "" if wrong else self.env.server.renderer.prompt(messages)
-            tokens = 0 if wrong else len(self.env.server.renderer.encode(text))
+            messages = messages_of(kind, self.env.get_messages(item))
+            text = self.env.server.renderer.prompt(messages)
         except Exception as error:
             # User code, and a chat template that may refuse what it gets.
-            self._broken("messages", error, where=where)
+            self._broken("messages", error, where=place_of_hook(kind, "get_messages"))
             raise Stop from error
-        if wrong:
-            shape = 'Return a list such as [{"role": "user", "content": "..."}].'
-            self._say("messages", "problem", f"get_messages(item) gave {wrong}.", shape, where)
-            raise Stop
-        self._say("messages", "ok", f"{len(messages)} messages, a prompt of {tokens} tokens")
+        tokens = len(self.env.server.renderer.encode(text))
+        self._say("messages", "ok", f"{len(messages)} of them, a prompt of {tokens} tokens")
 
     async def _held_out(self, expected: str | None) -> None:
         items = await self._guarded("held-out items", self.env.get_eval_items(HELD_OUT))
@@ -189,8 +225,7 @@ class Checker:
                 self.env.save_checkpoint(0)
                 if saved := list(Path(folder).glob("step-*.json")):
                     self.env.load_checkpoint()
-            except Exception as error:
-                # User code.
+            except Exception as error:  # noqa: BLE001 - user code; what it raises is the finding
                 self._broken("position", error, "What save_checkpoint passes on must be small and plain JSON.")
                 return
             finally:
@@ -208,9 +243,13 @@ class Checker:
         began = time.monotonic()
         async with asyncio.timeout(env.config.worker_timeout):
             with warnings:
-                groups, _ = await self._guarded("group", env.collect_trajectories(item))
+                result = await self._guarded("group", env.collect_trajectories(item))
         seconds = time.monotonic() - began
-        found = groups if isinstance(groups, list) else [groups] if groups else []
+        try:
+            found, _ = groups_of(type(env), result)
+        except HermesRLError as error:
+            self._broken("group", error)
+            raise Stop from error
         if not found:
             self._say(
                 "group",
@@ -319,23 +358,15 @@ def _plain(item: Any) -> JsonValue:
     if isinstance(item, Mapping):
         return {str(key): _plain(value) for key, value in item.items()}
     if isinstance(item, set | frozenset):
-        return sorted(json.dumps(_plain(one), sort_keys=True) for one in item)
+        texts: list[JsonValue] = [plain(one) for one in item]
+        return sorted(texts, key=str)
     if isinstance(item, list | tuple):
         return [_plain(one) for one in item]
     return re.sub(r" at 0x[0-9a-f]+", "", repr(item))
 
 
-def _wrong_messages(messages: Any) -> str:
-    """What is wrong with them; empty if nothing is."""
-    if inspect.isawaitable(messages):
-        messages.close()  # type: ignore[attr-defined]  # a coroutine nobody waits for
-        return "a coroutine; it must not be async"
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-        return _short(messages)
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            return f"{_short(message)} as message {number}"
-    return ""
+def _file_of(environment: type[BaseEnv]) -> str:
+    return str(getattr(sys.modules.get(environment.__module__), "__file__", None) or "")
 
 
 def _is_community(env: BaseEnv) -> bool:

@@ -1,4 +1,4 @@
-"""The commands of an environment file: serve, process, evaluate, compare, describe.
+"""The commands of an environment file: serve, process, evaluate, compare, describe, check.
 
 Invariant: standard output carries a description and nothing else; whatever an environment prints goes to stderr.
 """
@@ -20,6 +20,7 @@ import yaml
 from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.envs.base import BaseEnv
+from hermes_rl_mcp.envs.checking import check
 from hermes_rl_mcp.envs.describe import describe, validate
 from hermes_rl_mcp.envs.evaluate import run_evaluation, table, write_config
 from hermes_rl_mcp.envs.held_out import HeldOut
@@ -39,7 +40,7 @@ PROCESS_RECONNECT_S = 20.0
 """In front of a person or a tool that waits, an endpoint that is not there is an answer, not a reason to wait long."""
 
 USAGE = (
-    "usage: python -m hermes_rl_mcp.envs FILE.py[:Class] {serve|process|evaluate|compare|describe} "
+    "usage: python -m hermes_rl_mcp.envs FILE.py[:Class] {serve|process|evaluate|compare|describe|check} "
     "[--config FILE.yaml] [--env.FIELD VALUE] [--openai.FIELD VALUE]"
 )
 
@@ -228,4 +229,5 @@ _COMMANDS: dict[str, Callable[[type[BaseEnv], Flags, int], None]] = {
     "evaluate": _evaluate,
     "compare": _compare,
     "describe": _describe,
+    "check": check,
 }

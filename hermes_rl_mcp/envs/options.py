@@ -23,8 +23,8 @@ from hermes_rl_mcp.envs.loading import defaults_of
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.redact import is_reference
 
-COMMANDS = ("serve", "process", "evaluate", "compare", "describe")
-_PLAIN = ("config", "slurm", "testing", "output", "values", "seed")
+COMMANDS = ("serve", "process", "evaluate", "compare", "describe", "check")
+_PLAIN = ("config", "slurm", "testing", "output", "values", "seed", "sample", "fingerprint")
 """Flags without a section."""
 
 M = TypeVar("M", bound=BaseModel)
