@@ -53,7 +53,8 @@ def validate(environment: type[BaseEnv], values: Mapping[str, JsonValue]) -> Val
         else:
             coerced = {name: to_jsonable_python(getattr(config, name)) for name in good}
             for name in [name for name in good if _switch_as_number(values[name], coerced[name])]:
-                errors[name] = f"Input should be a number, found {coerced.pop(name) == 1}"
+                errors[name] = f"Input should be a number, found {values[name]!r}"
+                del coerced[name]
             return ValidationReply(ok=not errors, values=coerced, errors=errors)
 
 
