@@ -275,6 +275,7 @@ class BaseEnv:
         failures: list[Exception] = []
 
         async def one() -> ScoredDataItem | None:
+            scored: ScoredDataItem | None
             for _ in range(self._attempts):
                 try:
                     scored, more = rollout_of(type(self), await self.collect_trajectory(item))

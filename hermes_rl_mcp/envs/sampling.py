@@ -216,8 +216,8 @@ class Session:
                 self._client.rewritten += 1
                 log.log(
                     logging.WARNING if self._client.rewritten == 1 else logging.DEBUG,
-                    "the chat template rewrites what was said before (think blocks?): a new sample begins at message %d; "
-                    "said once",
+                    "the chat template rewrites what was said before (think blocks?): a new sample begins at message "
+                    "%d; said once",
                     len(self.messages),
                 )
             prompt = Prompt(self._client.renderer.encode(text), text, self.messages, self._tools)

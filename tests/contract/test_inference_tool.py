@@ -162,7 +162,13 @@ async def test_an_endpoint_is_used_with_its_key_which_appears_in_no_file_and_no_
 async def test_an_environment_that_fails_is_not_said_to_work(
     environ: dict[str, str], endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    environment_file(tmp_path / "envs")  # it has no get_next_item
+    broken = """
+        async def broken(self):
+            raise RuntimeError("get_next_item is broken")
+
+        Own.get_next_item = broken
+    """
+    environment_file(tmp_path / "envs", broken)
     async with in_memory({**environ, **endpoint.environ()}, env_dirs=[str(tmp_path / "envs")]) as call:
         await call("rl_select_environment", name="own")
         result = await finished(call, await call("rl_test_inference", num_steps=1, group_size=2, wait_seconds=0))
