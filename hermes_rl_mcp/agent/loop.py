@@ -29,6 +29,7 @@ from hermes_rl_mcp.agent.interfaces import (
 )
 from hermes_rl_mcp.agent.pool import ToolPool
 from hermes_rl_mcp.agent.result import ARGUMENTS_CHARS, RESULT_CHARS, AgentResult, ToolError
+from hermes_rl_mcp.agent.transcript import text_of
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class HermesAgentLoop:
                 reply = await self._server.chat_completion(messages=result.messages, **self._params)
             except Exception as error:  # noqa: BLE001 - the server's boundary: the rollout says why it ended
                 log.warning("task %s, turn %d: the model did not answer: %s", self.task_id, turn, error)
-                result.error = f"{type(error).__name__}: {error}"
+                result.error, result.failure = f"{type(error).__name__}: {error}", error
                 return
             choices = _get(reply, "choices")
             if not choices or (message := _get(choices[0], "message")) is None:
@@ -128,7 +129,7 @@ class HermesAgentLoop:
             await self._carry_out(calls, turn, result, context, pool)
 
     def _read(self, message: Any) -> tuple[str, list[ToolCall]]:
-        content = _text(_get(message, "content"))
+        content = text_of(_get(message, "content"))
         calls = [_as_call(one) for one in _get(message, "tool_calls") or ()]
         if not calls and self._parser is not None and self._schemas:
             parsed = self._parser.parse(content, self._schemas)
@@ -171,13 +172,6 @@ def _get(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
-def _text(content: Any) -> str:
-    """A message's text; of a list of parts, those that are text."""
-    if isinstance(content, list):
-        return "".join(str(_get(part, "text") or "") for part in content)
-    return "" if content is None else str(content)
-
-
 def _reasoning(message: Any) -> str | None:
     for name in ("reasoning_content", "reasoning"):
         if text := _get(message, name):
@@ -201,4 +195,4 @@ def _as_message(call: ToolCall) -> dict[str, Any]:
 
 def _user_task(messages: Sequence[ChatMessage]) -> str:
     first = next((one for one in messages if one.get("role") == "user"), {})
-    return _text(first.get("content"))[:USER_TASK_CHARS]
+    return text_of(first.get("content"))[:USER_TASK_CHARS]

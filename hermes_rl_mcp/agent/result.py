@@ -40,3 +40,5 @@ class AgentResult:
     tool_errors: list[ToolError] = field(default_factory=list)
     error: str | None = None
     """Why the server's failure ended the conversation."""
+    failure: Exception | None = field(default=None, repr=False)
+    """The exception behind ``error``, where there was one."""

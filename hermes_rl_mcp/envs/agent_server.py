@@ -65,6 +65,8 @@ class AgentServer:
     parser: ToolCallParser
     """Of the model's family."""
     split: str = "train"
+    limit_tokens: int | None = None
+    """Longest conversation; where it leaves no room, a call raises ConversationFullError."""
     parse_errors: list[str] = field(default_factory=list)
     """One line for each block that looked like a call and was none."""
     _session: Session | None = None
@@ -96,7 +98,9 @@ class AgentServer:
             fresh = [one for one in messages[self._seen :] if one.get("role") != "assistant"]
             self._session.add(*(one if native else as_text(one) for one in fresh))
         self._seen = len(messages)
-        completion = await self._session.reply(temperature=temperature, max_tokens=max_tokens)
+        completion = await self._session.reply(
+            limit_tokens=self.limit_tokens, temperature=temperature, max_tokens=max_tokens
+        )
         text = self._as_written(completion)
         # Special tokens are part of some families' calls; the template must write them again.
         self._session.messages[-1]["content"] = text

@@ -93,6 +93,8 @@ class BaseEnv:
         """What chooses items in place of ``get_next_item``'s order; None = nothing."""
         self.curr_step = 0
         """Batches the trainer has taken so far."""
+        self.trainer_max_tokens: int | None = None
+        """Longest sequence that the trainer takes; None where there is no trainer."""
         self.run_dir: Path | None = None
         """Directory of the run this process belongs to; None outside a run."""
         self.checkpoint_dir: Path | None = None
@@ -162,7 +164,7 @@ class BaseEnv:
             scored = await self.score(item, trajectory)
         if scored is None:
             raise RolloutsFailedError("collect_trajectory gave no answer")
-        return Score(_finite(scored["scores"]), dict((scored.get("overrides") or {}).get("reward_parts") or {}))
+        return Score(finite(scored["scores"]), dict((scored.get("overrides") or {}).get("reward_parts") or {}))
 
     async def wandb_log(self, metrics: dict[str, float] | None = None) -> None:
         """Called once per trainer step. Add your own metrics to the dict and call ``super().wandb_log(metrics)``."""
@@ -227,7 +229,7 @@ class BaseEnv:
         result = self.score_answer(item, trajectory.last)
         verdict = await result if inspect.isawaitable(result) else result
         score = verdict if isinstance(verdict, Score) else Score(verdict)
-        return trajectory.item(_finite(score.value), score.parts)
+        return trajectory.item(finite(score.value), score.parts)
 
     @classmethod
     def cli(cls) -> None:
@@ -269,13 +271,17 @@ class BaseEnv:
                     failure = error
         return self._group(items, failure)
 
-    async def _collect_singly(self, item: Any) -> tuple[ScoredDataGroup, list[Any]]:
-        """``group_size`` independent rollouts; each failed one is run again."""
+    async def _collect_singly(
+        self, item: Any, before: Callable[[int], None] = lambda place: None
+    ) -> tuple[ScoredDataGroup, list[Any]]:
+        """``group_size`` independent rollouts; each failed one is run again. ``before`` is called with the place in the
+        group (0 to G-1) in the task of each rollout, so that it may set context variables."""
         backlog: list[Any] = []
         failures: list[Exception] = []
 
-        async def one() -> ScoredDataItem | None:
+        async def one(place: int) -> ScoredDataItem | None:
             scored: ScoredDataItem | None
+            before(place)
             for _ in range(self._attempts):
                 try:
                     scored, more = rollout_of(type(self), await self.collect_trajectory(item))
@@ -289,7 +295,7 @@ class BaseEnv:
             return None
 
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one()) for _ in range(self.config.group_size)]
+            running = [tasks.create_task(one(place)) for place in range(self.config.group_size)]
         items = [scored for task in running if (scored := task.result()) is not None]
         return self._group(items, failures[0] if failures else None), backlog
 
@@ -311,12 +317,12 @@ class BaseEnv:
         return group
 
 
-def _finite(score: object) -> float:
-    """Whatever else counts as a number (numpy's, torch's, text of one) is fine. Raises MissingScoreError."""
+def finite(score: object, hook: str = "score_answer") -> float:
+    """A score as a number; whatever counts as one (numpy's, torch's, text of one) is fine. Raises MissingScoreError."""
     try:
         value = float(score)  # type: ignore[arg-type]  # user code; what it gives is found out here
     except (TypeError, ValueError):
         value = math.nan
     if not math.isfinite(value):
-        raise MissingScoreError(f"score_answer gave {score!r}, which is no finite number")
+        raise MissingScoreError(f"{hook} gave {score!r}, which is no finite number")
     return value

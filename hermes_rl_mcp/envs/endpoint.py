@@ -117,6 +117,22 @@ class Endpoint:
         finally:
             self.in_flight -= 1
 
+    async def openai_reply(
+        self, prompt: Prompt, params: SampleParams, extra_body: Mapping[str, Any], *, split: str = "train"
+    ) -> dict[str, Any]:
+        """One chat answer as the endpoint gave it, for agents: calls taken apart, reasoning apart."""
+        url = f"{self.config.base_url.rstrip('/')}/chat/completions"
+        body = {**openai_body(self.config.model_name, prompt, params), **extra_body, "n": 1}
+        self.in_flight += 1
+        try:
+            async with self._eval if split == "eval" else self._train:
+                reply = await self._post(url, body)
+        finally:
+            self.in_flight -= 1
+        self.usage.add(reply)
+        parse_openai(reply, lambda text, ended: [])  # raises for what is no answer
+        return dict(reply)
+
     async def close(self) -> None:
         if self._http is not None:
             await self._http.aclose()
@@ -288,7 +304,7 @@ def parse_openai(reply: Any, encode: Callable[[str, bool], list[int]]) -> list[C
     completions = []
     try:
         for choice in reply["choices"]:
-            text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
+            text = (choice["message"].get("content") if "message" in choice else choice["text"]) or ""
             reason = OPENAI_FINISH.get(choice.get("finish_reason"))
             completions.append(
                 Completion(text, encode(text, reason == "stop"), None, reason, reply.get("policy_version"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +20,7 @@ from hermes_rl_mcp.envs.endpoint import RECONNECT_S, Endpoint, Prompt, SamplePar
 from hermes_rl_mcp.envs.familiar import ManagedServer, Reply, reply_of
 from hermes_rl_mcp.envs.tokenizer import Renderer
 from hermes_rl_mcp.envs.trajectory import Completion, Message, Trajectory
-from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.errors import EndpointError, InvalidValueError
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ class Arm:
 
 
 _ARM: ContextVar[Arm | None] = ContextVar("arm", default=None)
+
+
+class ConversationFullError(EndpointError):
+    """No room is left for another answer."""
 
 
 class SamplingClient:
@@ -103,10 +107,13 @@ class SamplingClient:
             self._renderer = Renderer(self._tokenizer())
         return self._renderer
 
-    async def fresh(self, prompt: Prompt, params: SampleParams, split: str) -> list[Trajectory]:
-        """New trajectories, one per completion."""
+    async def fresh(
+        self, prompt: Prompt, params: SampleParams, split: str, limit_tokens: int | None = None
+    ) -> list[Trajectory]:
+        """New trajectories, one per completion. ``limit_tokens``: the longest one, prompt and completion; raises
+        ConversationFullError where that leaves no room."""
         trajectories = []
-        for completion in await self._ask(prompt, params, split):
+        for completion in await self._ask(prompt, _within(prompt, params, limit_tokens), split):
             trajectory = Trajectory(copy.deepcopy(prompt.messages or []), temperature=params.temperature)
             trajectory.add_context(prompt.text, prompt.ids)
             self._add(trajectory, completion)
@@ -114,15 +121,22 @@ class SamplingClient:
         return trajectories
 
     async def extend(
-        self, trajectory: Trajectory, prompt_text: str, messages: list[Message] | None, params: SampleParams, split: str
+        self,
+        trajectory: Trajectory,
+        prompt_text: str,
+        messages: list[Message] | None,
+        params: SampleParams,
+        split: str,
+        limit_tokens: int | None = None,
     ) -> bool:
-        """Sample on from ``prompt_text`` within ``trajectory``. False, and nothing done, if it does not extend it."""
+        """Sample on from ``prompt_text`` within ``trajectory``. False, and nothing done, if it does not extend it.
+        ``limit_tokens`` as in ``fresh``."""
         suffix = prompt_text.removeprefix(trajectory.text)
         if not suffix or not prompt_text.startswith(trajectory.text) or not trajectory.completions:
             return False
         suffix_ids = self.renderer.encode(suffix)
         prompt = Prompt([*trajectory.tokens_T, *suffix_ids], prompt_text, messages)
-        [completion] = await self._ask(prompt, replace(params, n=1), split)
+        [completion] = await self._ask(prompt, _within(prompt, replace(params, n=1), limit_tokens), split)
         trajectory.add_context(suffix, suffix_ids)
         trajectory.messages = copy.deepcopy(messages or [])
         self._add(trajectory, completion)
@@ -157,7 +171,30 @@ class SamplingClient:
             completion = replace(completion, text=self.renderer.decode(completion.token_ids, special=False))
         trajectory.add_completion(completion, text)
 
+    async def openai_reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools = None,
+        split: str = "train",
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> dict[str, Any]:
+        """One answer of an endpoint of type openai as it came, tool calls and reasoning included."""
+        prompt = Prompt([], "", list(messages), tools)
+        endpoint, asked, split = self._chosen(SampleParams(**params), split)
+        reply = await endpoint.openai_reply(prompt, asked, extra_body or {}, split=split)
+        self._count(reply.get("policy_version"))
+        return reply
+
     async def _ask(self, prompt: Prompt, params: SampleParams, split: str) -> list[Completion]:
+        endpoint, asked, split = self._chosen(params, split)
+        completions = await endpoint.sample(prompt, asked, split=split)
+        self._count(*(completion.policy_version for completion in completions))
+        return completions
+
+    def _chosen(self, params: SampleParams, split: str) -> tuple[Endpoint, SampleParams, str]:
+        """The least busy endpoint, and how it is asked in this task."""
         if not self._endpoints:
             if not self.configs:
                 raise InvalidValueError("No sampling server is configured.", hint="Give the openai section one entry.")
@@ -168,11 +205,12 @@ class SamplingClient:
             params, split = arm.apply(params), "eval"
         elif split == "eval":
             params = replace(params, evaluation=True)
-        completions = await endpoint.sample(prompt, params, split=split)
+        return endpoint, params, split
+
+    def _count(self, *versions: int | None) -> None:
         self.calls += 1
-        if arm is not None:
-            arm.versions.update(completion.policy_version for completion in completions)
-        return completions
+        if (arm := _ARM.get()) is not None:
+            arm.versions.update(versions)
 
     def _encode_answer(self, text: str, ended: bool) -> list[int]:
         end = self.renderer.tokenizer.eos_token_id
@@ -205,12 +243,16 @@ class Session:
         """What the user, a tool or the world says next."""
         self.messages.extend(copy.deepcopy(list(messages)))
 
-    async def reply(self, **params: Any) -> Completion:
-        """The next assistant turn. ``params`` override those of the session for this turn."""
+    async def reply(self, *, limit_tokens: int | None = None, **params: Any) -> Completion:
+        """The next assistant turn. ``params`` override those of the session for this turn. ``limit_tokens``: the
+        longest conversation; raises ConversationFullError where there is no room for an answer."""
         asked = replace(self._params, **params)
         text = self._client.renderer.prompt(self.messages, self._tools)
         if not (
-            self.trajectories and await self._client.extend(self.trajectory, text, self.messages, asked, self._split)
+            self.trajectories
+            and await self._client.extend(
+                self.trajectory, text, self.messages, asked, self._split, limit_tokens=limit_tokens
+            )
         ):
             if self.trajectories:
                 self._client.rewritten += 1
@@ -221,9 +263,22 @@ class Session:
                     len(self.messages),
                 )
             prompt = Prompt(self._client.renderer.encode(text), text, self.messages, self._tools)
-            self.trajectories += await self._client.fresh(prompt, asked, self._split)
+            self.trajectories += await self._client.fresh(prompt, asked, self._split, limit_tokens)
         self.messages.append({"role": "assistant", "content": self.trajectory.last.text})
         return self.trajectory.last
+
+
+def _within(prompt: Prompt, params: SampleParams, limit_tokens: int | None) -> SampleParams:
+    """With no more new tokens than fit."""
+    if limit_tokens is None:
+        return params
+    room = limit_tokens - len(prompt.ids)
+    if room < 1:
+        raise ConversationFullError(
+            f"The conversation has {len(prompt.ids)} tokens; {limit_tokens} leave no room for an answer.",
+            hint="Raise max_rollout_tokens and max_token_trainer_length, or let tools say less.",
+        )
+    return replace(params, max_tokens=min(params.max_tokens, room))
 
 
 def _known(params: dict[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,7 @@ class Worker:
             )
         )
         self._info = await self.api.info()
+        self.env.trainer_max_tokens = self._info.max_token_len if self._info.max_token_len > 0 else None
         _check_sizes(config.group_size, self._info.batch_size)
         first = self._env_id < 0
         self._env_id = reply.env_id if reply.env_id is not None else -1
