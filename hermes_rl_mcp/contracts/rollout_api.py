@@ -49,6 +49,8 @@ class RegisterEnv(BaseModel):
     weight: float
     group_size: int
     min_batch_allocation: float | None = None
+    max_batches_offpolicy: int | None = Field(None, ge=0)
+    """Not in Atropos. It holds for all from here on, not only from the first report."""
 
 
 class RegisterEnvReply(BaseModel):

@@ -134,6 +134,7 @@ class Worker:
                 weight=config.inference_weight,
                 group_size=config.group_size,
                 min_batch_allocation=config.min_batch_allocation,
+                max_batches_offpolicy=config.max_batches_offpolicy,
             )
         )
         self._info = await self.api.info()

@@ -60,7 +60,7 @@ def _room(rollouts: Rollouts, report: EnvReport, live: dict[int, RegisterEnv], w
     sizes = {env_id: request.group_size for env_id, request in live.items()}
     have = _sequences_by_owner(rollouts, sizes)
     stored = sum(group.size for group in state.stored())
-    free = rollouts.pace.room(sizes, stored, out=rollouts.batches_out, batch_size=batch_size)
+    free = rollouts.pace.room(live, stored, out=rollouts.batches_out, batch_size=batch_size)
     left = (report.last_step - state.step - rollouts.batches_out) * batch_size - sum(have.values())
     shares = rollouts.minimums(batch_size)
     kept = sum(max(0, least - have.get(env_id, 0)) for env_id, least in shares.items() if env_id != report.env_id)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hermes_rl_mcp.contracts.rollout_api import EnvReport
+from hermes_rl_mcp.contracts.rollout_api import EnvReport, RegisterEnv
 from hermes_rl_mcp.rollout_api.groups import Group
 
 
@@ -86,14 +86,18 @@ class Pace:
             for step, count in ledger.under_way().items()
         ]
 
-    def allowed(self, env_ids: Iterable[int]) -> int:
-        """The smallest ``max_batches_offpolicy`` of these: the freshest wish holds for all, as they share batches."""
-        return min((self._ledgers[env_id].allowed for env_id in env_ids if env_id in self._ledgers), default=0)
+    def allowed(self, live: Mapping[int, RegisterEnv]) -> int:
+        """The smallest ``max_batches_offpolicy`` of these: the freshest wish holds for all, as they share batches. Who
+        has not reported yet is taken at the word it registered with."""
+        reported = (self._ledgers[env_id].allowed for env_id in live if env_id in self._ledgers)
+        promised = (one.max_batches_offpolicy for one in live.values() if one.max_batches_offpolicy is not None)
+        return min((*reported, *promised), default=0)
 
-    def room(self, sizes: Mapping[int, int], stored: int, *, out: int, batch_size: int) -> int:
+    def room(self, live: Mapping[int, RegisterEnv], stored: int, *, out: int, batch_size: int) -> int:
         """Sequences that may be begun now, by all live environments together. ``stored``: sequences neither trained nor
         out; ``out``: batches in training."""
-        allowed = self.allowed(sizes)
+        allowed = self.allowed(live)
+        sizes = {env_id: request.group_size for env_id, request in live.items()}
         batches = min(allowed + 1 - out, max(1, allowed))
         return batches * batch_size - stored - sum(one.sequences for one in self.under_way(sizes))
 

@@ -88,6 +88,15 @@ def test_an_environment_without_room_is_answered_when_the_batch_is_acknowledged(
     assert (reply["current_step"], reply["room"]) == (1, 2)
 
 
+def test_the_strictest_wish_holds_for_all_as_soon_as_it_is_registered(api: RolloutServer) -> None:
+    tolerant = api.register_env(max_batches_offpolicy=2)
+    assert _status(api, tolerant, wants=8, max_batches_offpolicy=2, known_step=None, wait_s=0)["room"] == 4
+    api.client.post("/disconnect-env", json={"env_id": tolerant})
+    tolerant = api.register_env(max_batches_offpolicy=2)
+    api.register_env(max_batches_offpolicy=0)  # and says nothing yet
+    assert _status(api, tolerant, wants=8, max_batches_offpolicy=2, known_step=None, wait_s=0)["room"] == 1
+
+
 def test_a_report_that_is_none_or_of_somebody_else_is_refused(api: RolloutServer) -> None:
     env_id = api.register_env()
     for report in ("{", json.dumps({"env_id": env_id}), json.dumps({"env_id": 7, "max_batches_offpolicy": 1})):

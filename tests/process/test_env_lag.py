@@ -126,10 +126,15 @@ def test_no_answer_is_older_than_the_setting_allows_whatever_takes_long(
 ) -> None:
     trainer = Trainer(api, sampler)
     start("one", max_batches_offpolicy=allowed, max_num_workers=64)
-    trainer.steps(25)
+    trainer.steps(10)
+    while allowed not in trainer.lags[-1] and trainer.step < 60:
+        reply = trainer.lease()
+        # Sampling goes on while a batch is trained, up to the limit; not every one of these steps brings a version.
+        until(lambda: api.health()["queue_size"] == allowed * BATCH // GROUP, why=lambda: api.log.read_text()[-2000:])
+        trainer.train(reply)
+        trainer.steps(allowed)
     lags = [lag for step in trainer.lags for lag in step]
-    assert min(lags) == 0 and max(lags) <= allowed
-    assert max(lags) == allowed, "sampling goes on while a batch is trained"
+    assert min(lags) == 0 and max(lags) == allowed
     assert "too old" not in api.log.read_text()
 
 
@@ -148,8 +153,9 @@ def test_on_policy_every_answer_is_of_the_version_that_is_trained(api: Api, samp
     trainer.lease()  # and dies with it
     trainer.register()
     trainer.steps(10)
-    # While only the second one was there, its own word held; from then on the stricter one's holds for both.
-    assert {lag for step in trainer.lags[2:] for lag in step} == {0}
+    # While only the second one was there, its own word held: two batches may have been waiting after the first step.
+    # From then on the stricter one's holds for both.
+    assert {lag for step in trainer.lags[3:] for lag in step} == {0}
     assert {frozenset(owners) for owners in trainer.owners[-20:]} >= {frozenset({0, 1})}
     assert all(environment.process.poll() is None for environment in environments)
     assert "too old" not in api.log.read_text()
