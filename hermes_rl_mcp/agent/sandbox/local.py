@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
 import signal
 import socket
@@ -300,7 +299,7 @@ class LocalSandbox:
 
 def _terminal() -> tuple[int, int]:
     """(what the command gets, our side)."""
-    ours, theirs = pty.openpty()
+    ours, theirs = os.openpty()
     return theirs, ours
 
 
