@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hermes_rl_mcp.contracts.config import TrainerConfig
-from hermes_rl_mcp.contracts.rollout_api import ScoredData
+from hermes_rl_mcp.contracts.rollout_api import NO_CANDIDATE, ScoredData
 from hermes_rl_mcp.contracts.sampling_api import FinishReason
 from trainer.advantages import ZERO_VARIANCE, centred, is_zero_variance
 from trainer.backends.base import Datum, Flags
-from trainer.wire import NO_CANDIDATE, MalformedGroupError, WireSequence, parse
+from trainer.wire import MalformedGroupError, WireSequence, parse
 
 OVERLONG = "longer than max_token_trainer_length"
 """A reason for being out of the loss."""

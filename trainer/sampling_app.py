@@ -109,10 +109,12 @@ def _add_generate(app: FastAPI, service: Service) -> None:
             return await _generate_vllm(request, sampler, body)
         asked = requests.sglang_request(sampler, body)
         result = await answer(request, sampler.submit(asked))
-        replies = [
-            requests.sglang_reply(sampler, asked, one, with_text=body.return_text_in_logprobs)
-            for one in result.completions
-        ]
+        scores = None
+        if body.return_logprob and body.logprob_start_len >= 0:
+            scores = await answer(
+                request, sampler.score(asked.prompt_ids, 1.0, body.top_logprobs_num, adapter=asked.adapter)
+            )
+        replies = [requests.sglang_reply(sampler, asked, one, body, scores) for one in result.completions]
         return replies[0] if asked.n == 1 else replies
 
     @app.post("/logprobs")

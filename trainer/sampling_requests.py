@@ -182,21 +182,34 @@ def _vllm_prompt(sampler: Sampler, body: GenerateRequest) -> list[int]:
     )
 
 
-def sglang_reply(sampler: Sampler, request: SampleRequest, completion: Completion, *, with_text: bool) -> SglangReply:
-    triples = [
-        (logprob, token, sampler.decode([token], skip_special=False) if with_text else None)
-        for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
-    ]
-    return SglangReply(
-        text=completion_text(sampler, request, completion),
-        meta_info=SglangMeta(
-            prompt_tokens=len(request.prompt_ids),
-            completion_tokens=len(completion.token_ids),
-            finish_reason=SglangFinish(type=completion.finish_reason),
-            output_token_logprobs=triples,
-            policy_version=completion.policy_version,
-        ),
+def sglang_reply(
+    sampler: Sampler,
+    request: SampleRequest,
+    completion: Completion,
+    body: GenerateRequest,
+    input_scores: ScoreResult | None = None,
+) -> SglangReply:
+    def triple(token: int, logprob: float) -> tuple[float, int, str | None]:
+        return logprob, token, sampler.decode([token], skip_special=False) if body.return_text_in_logprobs else None
+
+    meta = SglangMeta(
+        prompt_tokens=len(request.prompt_ids),
+        completion_tokens=len(completion.token_ids),
+        finish_reason=SglangFinish(type=completion.finish_reason),
+        output_token_logprobs=[
+            triple(token, logprob) for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
+        ],
+        policy_version=completion.policy_version,
     )
+    if input_scores is not None:
+        scored = [one for one in input_scores.positions[body.logprob_start_len + 1 :] if one is not None]
+        first = request.prompt_ids[body.logprob_start_len : body.logprob_start_len + 1]
+        meta.input_token_logprobs = [
+            *((None, token, None) for token in first),
+            *(triple(one.token_id, one.logprob) for one in scored),
+        ]
+        meta.input_top_logprobs = [*(None for _ in first), *([triple(*pair) for pair in one.top] for one in scored)]
+    return SglangReply(text=completion_text(sampler, request, completion), meta_info=meta)
 
 
 def vllm_reply(

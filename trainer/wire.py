@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from hermes_rl_mcp.contracts.rollout_api import MASKED, TRAINED_FLAG, ScoredData, SequenceNotes
+from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_CANDIDATE, TRAINED_FLAG, ScoredData, SequenceNotes
 from trainer.backends.base import Flags, Floats, Ids
 
-NO_CANDIDATE = -1
-"""Fills up positions where a teacher names fewer candidates than elsewhere."""
 _MOST_PROBABILITY = 1.01
 """Rounding of 16-bit logprobs; more is a token named twice, or no logprobs at all."""
 
@@ -134,7 +132,8 @@ def _not_in(vocabulary_size: int) -> str:
 
 
 def _candidates(group: ScoredData, at: int, wanted_T: Flags, vocabulary_size: int) -> tuple[Ids | None, Floats | None]:
-    """Of trained positions alone: elsewhere teachers send placeholders. Numbers of candidates may differ."""
+    """Of trained positions alone: elsewhere teachers send placeholders. Numbers of candidates may differ, and those
+    with the id -1 are none."""
     if not group.distill_token_ids or not group.distill_logprobs:
         return None, None
     ids, logprobs = group.distill_token_ids[at], group.distill_logprobs[at]
@@ -154,11 +153,16 @@ def _candidates(group: ScoredData, at: int, wanted_T: Flags, vocabulary_size: in
     for place in places:
         where = f"distill_token_ids[{at}][{place}]"
         ids_K = _integers(ids[place], where)
-        _check(where, ids_K, (ids_K < 0) | (ids_K >= vocabulary_size), _not_in(vocabulary_size))
         logprobs_K = _floats([logprobs[place]], 0, f"distill_logprobs[{at}][{place}]", len(ids_K))
         assert logprobs_K is not None
+        if _is_placeholder(logprobs_K):
+            continue
+        present_K = ids_K != NO_CANDIDATE
+        outside_K = (ids_K < 0) | (ids_K >= vocabulary_size)
+        _check(where, ids_K, present_K & outside_K, _not_in(vocabulary_size))
         unusable_K = ~(np.isfinite(logprobs_K) & (logprobs_K <= 0.0))
-        _check(f"distill_logprobs[{at}][{place}]", logprobs_K, unusable_K, ", not a logprob")
+        _check(f"distill_logprobs[{at}][{place}]", logprobs_K, present_K & unusable_K, ", not a logprob")
+        ids_K, logprobs_K = ids_K[present_K], logprobs_K[present_K]
         if (total := float(np.exp(logprobs_K).sum())) > _MOST_PROBABILITY:
             raise MalformedGroupError(
                 f"distill_logprobs[{at}][{place}] are of probabilities that add up to {total:.3g}"
@@ -166,6 +170,11 @@ def _candidates(group: ScoredData, at: int, wanted_T: Flags, vocabulary_size: in
         ids_TK[place, : len(ids_K)] = ids_K
         logprobs_TK[place, : len(ids_K)] = logprobs_K
     return ids_TK, logprobs_TK
+
+
+def _is_placeholder(logprobs_K: Floats) -> bool:
+    """Several candidates of probability 1 each: how environments made for another trainer say "no teacher here"."""
+    return len(logprobs_K) > 1 and not logprobs_K.any()
 
 
 def _notes(entry: Mapping[str, object]) -> SequenceNotes:

@@ -1,7 +1,7 @@
 """The wire of port 8000: Atropos' trajectory API, exact names, plus leases and health.
 
 Sentinels of that wire: ``masks`` hold -100 on positions that are not trained and the token id elsewhere;
-``inference_logprobs`` hold 1.0 where there is none.
+``inference_logprobs`` hold 1.0 where there is none; a teacher that says nothing has no candidates, never logprob 0.0.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MASKED = -100
 NO_LOGPROB = 1.0
+NO_CANDIDATE = -1
+"""In ``distill_token_ids``: fills a row up to the width of others; its logprob means nothing. An empty row, or an empty
+list for a whole sequence, says the same more shortly: no teacher here."""
 TRAINED_FLAG = 1
 """In a mask, of older clients, instead of the token id. Harmless: only -100 means not trained."""
 
@@ -121,7 +124,10 @@ class ScoredData(BaseModel):
     images: Any | None = None
     env_id: int | None = None
     distill_token_ids: list[list[list[int]]] | None = None
+    """[G][T][K] a teacher's candidates for the token at each position. K may differ from position to position; [] where
+    the teacher says nothing, for a position or for a whole sequence."""
     distill_logprobs: list[list[list[float]]] | None = None
+    """[G][T][K] the teacher's logprobs of them at temperature 1, nats."""
 
 
 class SequenceNotes(BaseModel):

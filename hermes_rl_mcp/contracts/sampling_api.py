@@ -56,6 +56,10 @@ class GenerateRequest(BaseModel):
     sampling_params: SamplingParams | None = None
     return_logprob: bool = True
     return_text_in_logprobs: bool = False
+    logprob_start_len: int = Field(-1, ge=-1)
+    """sglang's: score the input too, from this place on. -1 = not at all."""
+    top_logprobs_num: int = Field(0, ge=0)
+    """sglang's: and the likeliest tokens at each of these places."""
     prompt: dict[str, Any] | str | None = None
     n: int = Field(1, ge=1, le=1024)
     max_tokens: int = Field(256, ge=1)
@@ -81,6 +85,11 @@ class SglangMeta(BaseModel):
     finish_reason: SglangFinish
     output_token_logprobs: list[tuple[float, int, str | None]]
     """[logprob in nats, token id, text or null]; includes the EOS token when it was sampled."""
+    input_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+    """The same of the input from ``logprob_start_len`` on; null where nothing is asked. The first place's logprob is
+    null, as sglang has it."""
+    input_top_logprobs: list[list[tuple[float, int, str | None]] | None] | None = None
+    """Of each of these places the likeliest tokens; the first place has none."""
     policy_version: int
 
 

@@ -26,6 +26,10 @@ class ScoredDataItem(TypedDict, total=False):
     advantages: list[float] | None
     ref_logprobs: list[float] | None
     inference_logprobs: list[float] | None
+    distill_token_ids: list[list[int]] | None
+    """[T][K] a teacher's candidates for the token at each position, [] where it says nothing; see ``distillation``."""
+    distill_logprobs: list[list[float]] | None
+    """[T][K] their logprobs at temperature 1, nats."""
     messages: list[Message] | None
     overrides: dict[str, Any] | None
 
@@ -39,6 +43,9 @@ class ScoredDataGroup(TypedDict, total=False):
     advantages: list[list[float]] | None
     ref_logprobs: list[list[float]] | None
     inference_logprobs: list[list[float]] | None
+    distill_token_ids: list[list[list[int]]] | None
+    """[G][T][K]; [] for a sequence without a teacher."""
+    distill_logprobs: list[list[list[float]]] | None
     messages: list[list[Message]] | None
     generation_params: dict[str, Any] | None
     overrides: list[dict[str, Any]] | None
@@ -72,6 +79,8 @@ class Trajectory:
     masks_T: list[int] = field(default_factory=list)
     logprobs_T: list[float] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Where in ``tokens_T`` each completion begins."""
     temperature: float | None = None
 
     def add_context(self, text: str, token_ids: Sequence[int]) -> None:
@@ -84,6 +93,7 @@ class Trajectory:
     def add_completion(self, completion: Completion, text: str) -> None:
         """``text`` is the completion with special tokens; the assistant message is added as well."""
         self.text += text
+        self.starts.append(len(self.tokens_T))
         self.tokens_T.extend(completion.token_ids)
         self.masks_T.extend(completion.token_ids)
         unknown = [NO_LOGPROB] * len(completion.token_ids)
@@ -123,7 +133,8 @@ class Trajectory:
 
 
 def group_of(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
-    """One group out of scored sequences. An optional column is there only if every sequence has it."""
+    """One group out of scored sequences. An optional column is there only if every sequence has it; a teacher's
+    candidates, if one sequence has them."""
     group = ScoredDataGroup(
         tokens=[item["tokens"] for item in items],
         masks=[item["masks"] for item in items],
@@ -134,6 +145,9 @@ def group_of(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
         column = [item.get(name) for item in items]
         if items and all(value is not None for value in column):
             columns[name] = column
+    if any(item.get("distill_token_ids") for item in items):
+        for name in ("distill_token_ids", "distill_logprobs"):
+            columns[name] = [item.get(name) or [] for item in items]
     group.update(cast(ScoredDataGroup, columns))
     notes = [SequenceNotes.model_validate(item.get("overrides") or {}) for item in items]
     versions = [note.policy_version for note in notes if note.policy_version is not None]

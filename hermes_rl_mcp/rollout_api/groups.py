@@ -170,6 +170,7 @@ def _faults(data: ScoredData) -> Iterator[tuple[Location, str]]:
     for field, rows in optional_rows.items():
         if rows:  # an empty list means absent: Atropos' default collect_trajectories sends it
             yield from _row_faults(field, rows, data.tokens)
+    yield from _teacher_faults(data)
     if data.overrides and len(data.overrides) != size:
         yield ("overrides",), f"has {len(data.overrides)} entries, tokens has {size} sequences"
     yield from _message_faults(data)
@@ -183,6 +184,31 @@ def _row_faults(field: str, rows: Sequence[Sequence[Any]], tokens: list[list[int
     for index, (row_T, tokens_T) in enumerate(zip(rows, tokens, strict=True)):
         if len(row_T) != len(tokens_T):
             yield (field, index), f"has {len(row_T)} entries, tokens[{index}] has {len(tokens_T)}"
+
+
+def _teacher_faults(data: ScoredData) -> Iterator[tuple[Location, str]]:
+    """Of the two distillation fields: both or none, a row for each token or none, as many logprobs as ids."""
+    ids, logprobs = data.distill_token_ids or [], data.distill_logprobs or []
+    if bool(ids) != bool(logprobs):
+        field, other = ("distill_logprobs", "distill_token_ids")[:: 1 if ids else -1]
+        yield (field,), f"is absent; it comes with {other}"
+        return
+    for field, column in (("distill_token_ids", ids), ("distill_logprobs", logprobs)):
+        if column and len(column) != len(data.tokens):
+            yield (field,), f"has {len(column)} rows, tokens has {len(data.tokens)} sequences"
+            return
+    for index, (ids_TK, logprobs_TK) in enumerate(zip(ids, logprobs, strict=True)):
+        length = len(data.tokens[index])
+        for field, rows in (("distill_token_ids", ids_TK), ("distill_logprobs", logprobs_TK)):
+            if len(rows) not in (0, length):
+                yield (field, index), f"has {len(rows)} entries, tokens[{index}] has {length}"
+        for position, (ids_K, logprobs_K) in enumerate(zip(ids_TK, logprobs_TK, strict=False)):
+            if len(ids_K) != len(logprobs_K):
+                text = f"has {len(logprobs_K)} entries, distill_token_ids[{index}][{position}] has {len(ids_K)}"
+                yield ("distill_logprobs", index, position), text
+                break
+        if bool(ids_TK) != bool(logprobs_TK):
+            yield ("distill_logprobs", index), "and distill_token_ids: one is empty, the other not"
 
 
 def _mask_faults(data: ScoredData) -> Iterator[tuple[Location, str]]:

@@ -12,6 +12,7 @@ from rollout_rig import RolloutServer, env_registration, group, registration, ru
 
 NAN, INF = float("nan"), float("inf")
 ROW = [-0.5, -0.5, -0.5]
+TAUGHT, VALUES = [[], [7, 8], []], [[], [-1.0, -2.0], []]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,14 @@ FAULTY: list[tuple[dict[str, Any], list[str | int]]] = [
     ({"advantages": [ROW, [0.1, 0.1, INF], ROW, ROW]}, ["advantages", 1, 2]),
     ({"ref_logprobs": [ROW, ROW, ROW, ROW, ROW]}, ["ref_logprobs"]),
     ({"distill_logprobs": [[[NAN]]] * 4}, ["distill_logprobs", 0, 0, 0]),
+    ({"distill_token_ids": [TAUGHT] * 4}, ["distill_logprobs"]),
+    ({"distill_token_ids": [TAUGHT] * 3, "distill_logprobs": [VALUES] * 4}, ["distill_token_ids"]),
+    ({"distill_token_ids": [[]] * 3 + [TAUGHT[:2]], "distill_logprobs": [[]] * 4}, ["distill_token_ids", 3]),
+    ({"distill_token_ids": [TAUGHT] * 4, "distill_logprobs": [VALUES] * 3 + [[]]}, ["distill_logprobs", 3]),
+    (
+        {"distill_token_ids": [TAUGHT] * 4, "distill_logprobs": [VALUES, [[], [-1.0], []], VALUES, VALUES]},
+        ["distill_logprobs", 1, 1],
+    ),
     ({"masks": [[-100, 100, 101]] * 3}, ["masks"]),
     ({"masks": [[-100, 100, 101], [-100, 101, 102], [-100, 102], [-100, 103, 104]]}, ["masks", 2]),
     ({"masks": [[0, 100, 101]] + [[-100] * 3] * 3}, ["masks", 0, 0]),

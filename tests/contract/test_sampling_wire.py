@@ -108,6 +108,22 @@ def test_text_in_logprobs_comes_when_asked_for(client: httpx.Client, ids: list[i
     assert all(isinstance(text, str) for _, _, text in triples)
 
 
+def test_sglang_shape_scores_the_input_from_the_place_that_is_named(
+    client: httpx.Client, backend: LocalBackend, ids: list[int]
+) -> None:
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}}
+    assert client.post("/generate", json=body).json()["meta_info"]["input_token_logprobs"] is None
+    asked = {**body, "logprob_start_len": 1, "top_logprobs_num": 3}
+    meta = SglangReply.model_validate(client.post("/generate", json=asked).json()).meta_info
+    scores = [one for one in backend.score(ids, 1.0, 3).result().positions[2:] if one]
+    assert meta.input_token_logprobs is not None and meta.input_top_logprobs is not None
+    assert meta.input_token_logprobs[0] == (None, ids[1], None) and meta.input_top_logprobs[0] is None
+    assert [token for _, token, _ in meta.input_token_logprobs[1:]] == ids[2:]
+    assert [one for one, _, _ in meta.input_token_logprobs[1:]] == pytest.approx([one.logprob for one in scores])
+    tops = [[token for _, token, _ in one or []] for one in meta.input_top_logprobs[1:]]
+    assert tops == [[token for token, _ in one.top] for one in scores]
+
+
 def test_vllm_shape_gives_the_sampled_token_first_and_true_finish_reasons(client: httpx.Client, ids: list[int]) -> None:
     body = {"prompt": {"prompt_token_ids": ids}, "logprobs": 0, "n": 3, "max_tokens": 6, "temperature": 1.0}
     reply = VllmReply.model_validate(client.post("/generate", json=body).json())

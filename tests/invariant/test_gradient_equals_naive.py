@@ -208,6 +208,47 @@ def test_distillation_gives_the_naive_gradient_even_where_scores_are_equal(
     agree(reference, model, taught[:1], settings(distill_coef=0.5, loss_reduction="seq_mean"), FEW)
 
 
+def test_a_place_without_a_teacher_changes_nothing_however_it_is_marked(
+    reference: PeftModel, model: LoadedModel, groups: list[ScoredData]
+) -> None:
+    """The last two tokens of one sequence are taught, with 50 candidates each; the rest of the group is not."""
+    rng = random.Random(3)
+    size, before = len(groups[0].tokens), len(groups[0].tokens[0]) - 2
+    ids = [rng.sample(range(250), 50) for _ in range(2)]
+    values = [[-5.0 - number / 50 for number in range(50)] for _ in ids]
+    config = settings(distill_coef=0.5)
+
+    def marked(id_row: list[int], value_row: list[float], wider: int = 0) -> tuple[Any, Any]:
+        return (
+            [id_row] * before + [one + [-1] * wider for one in ids],
+            [value_row] * before + [one + [0.0] * wider for one in values],
+        )
+
+    shortest = marked([], [])
+    ways = {
+        "rows of -1": marked([-1] * 50, [0.0] * 50),
+        "rows wider by -1": marked([], [], wider=2),
+        "probability 1": marked([0] * 50, [0.0] * 50),
+    }
+
+    def found(teacher: tuple[Any, Any], others: Any) -> tuple[float, float | None, Gradient]:
+        update = {"distill_token_ids": [teacher[0], *others[0]], "distill_logprobs": [teacher[1], *others[1]]}
+        result, slope = fast(model, [groups[0].model_copy(update=update)], config)
+        return result.loss, result.distill_kl, slope
+
+    none: Any = ([[]] * (size - 1),) * 2
+    loss, distance, slope = found(shortest, none)
+    assert distance is not None and distance > 0
+    untaught, _ = fast(model, groups[:1], settings())
+    assert loss > untaught.loss
+    for name, way in ways.items():
+        other = found(way, none)
+        assert (other[0], other[1]) == (loss, distance), name
+        assert difference(other[2], slope) == 0.0, name
+    rows: Any = tuple([[[pad] * 50] * len(one) for one in groups[0].tokens[1:]] for pad in (-1, 0.0))
+    assert found(shortest, rows)[:2] == (loss, distance)
+
+
 @pytest.mark.parametrize("rule", ["drop", "recompute"])
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "gspo", "dro"])
 def test_missing_logprobs_are_left_out_or_taken_as_sampled_by_the_current_policy(
