@@ -33,10 +33,10 @@ from hermes_rl_mcp.agent.settings import TERMINAL_TIMEOUT
 from hermes_rl_mcp.agent.toolbox import Selection, sample_tools, select_tools
 from hermes_rl_mcp.agent.transcript import readable
 from hermes_rl_mcp.envs.agent_server import AgentServer
-from hermes_rl_mcp.envs.base import BaseEnv, EvalReport, Groups, RolloutsFailedError, Score, finite
+from hermes_rl_mcp.envs.base import BaseEnv, EvalReport, Groups, RolloutsFailedError, Score
 from hermes_rl_mcp.envs.data import held_out_apart, load_rows
 from hermes_rl_mcp.envs.hermes_config import AUTO, HermesAgentEnvConfig
-from hermes_rl_mcp.envs.hook_rules import missing_error, must_define
+from hermes_rl_mcp.envs.hook_rules import missing_error, must_define, score_of
 from hermes_rl_mcp.envs.openai_agent import OpenAIAgentServer
 from hermes_rl_mcp.envs.sampling import ConversationFullError
 from hermes_rl_mcp.envs.trajectory import Message, ScoredDataItem, Trajectory
@@ -326,8 +326,8 @@ class HermesAgentBaseEnv(BaseEnv):
             else await self.pool.run(lambda: hook(rollout.item, rollout.result, ctx))
         )
         value = await found if inspect.isawaitable(found) else found
-        score = value if isinstance(value, Score) else Score(finite(value, "compute_reward"))
-        return Score(finite(score.value, "compute_reward"), score.parts)
+        score = value if isinstance(value, Score) else Score(value)
+        return Score(*score_of(type(self), score.value, score.parts, "compute_reward"))
 
     @asynccontextmanager
     async def _tool_context(self, place: Place) -> AsyncIterator[tuple[ToolContext, Any, dict[str, Any], Any]]:

@@ -28,7 +28,7 @@ class OpenAIAgentServer:
     parser: ToolCallParser
     """How calls are written in the text that is kept."""
     split: str = "train"
-    extra_body: Mapping[str, Any] = MappingProxyType({})
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
     parse_errors: list[str] = field(default_factory=list)
     """Always empty: the endpoint takes calls apart."""
     _trajectory: Trajectory | None = None
