@@ -1,11 +1,13 @@
-"""An MCP server for tests: ``python mcp_echo.py`` over stdio."""
+"""An MCP server for tests: ``python mcp_echo.py`` over stdio, ``python mcp_echo.py PORT`` over HTTP."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("echo")
 
@@ -25,7 +27,7 @@ def pid() -> dict[str, int]:
 @server.tool()
 def fail() -> str:
     """Never works."""
-    raise ValueError("it does not work")
+    raise ToolError("it does not work")
 
 
 @server.tool()
@@ -36,4 +38,7 @@ def sleep(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    server.run()
+    if len(sys.argv) > 1:
+        server.run(transport="streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run()

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from hermes_rl_mcp.agent.interfaces import CallContext, CommandResult
+from hermes_rl_mcp.agent.interfaces import CallContext, CommandResult, Tool
 from hermes_rl_mcp.agent.toolbox import call_tool, tools_by_name
 
 
@@ -128,8 +128,11 @@ class Caller:
         self.sandbox = FolderSandbox(folder / "sandbox")
         self.context = CallContext("task", lambda: self.sandbox, settings or {})
 
-    def __call__(self, name: str, **args: Any) -> Any:
-        return call_tool(tools_by_name()[name], args, self.context)
+    def __call__(self, name: str, /, **args: Any) -> Any:
+        return self.call(tools_by_name()[name], args)
+
+    def call(self, tool: Tool, args: Mapping[str, Any]) -> Any:
+        return call_tool(tool, args, self.context)
 
     def close(self) -> None:
         for one in self.context.state.values():

@@ -97,3 +97,28 @@ def test_each_tool_has_a_valid_schema_of_an_object_and_a_description() -> None:
         jsonschema.Draft202012Validator.check_schema(tool.parameters)
         assert tool.parameters["type"] == "object"
         assert len(tool.description) > 10, tool.name
+
+
+ARGUMENTS = {
+    "terminal": "command background timeout workdir pty notify_on_complete watch_patterns",
+    "process": "action session_id data timeout offset limit",
+    "read_file": "path offset limit",
+    "write_file": "path content",
+    "patch": "mode path old_string new_string replace_all patch",
+    "search_files": "pattern target path file_glob limit offset output_mode context",
+    "todo": "todos merge",
+    "web_search": "query limit",
+    "web_extract": "urls",
+    "vision_analyze": "image_url question",
+    "image_generate": "prompt aspect_ratio",
+    "browser_click": "ref",
+    "browser_type": "ref text",
+    "browser_console": "clear expression",
+}
+"""Names that conversations recorded with the original have in them."""
+
+
+def test_arguments_have_the_names_that_models_know() -> None:
+    tools = {tool.name: tool for tool in builtin_tools()}
+    assert {name: " ".join(tools[name].parameters["properties"]) for name in ARGUMENTS} == ARGUMENTS
+    assert {name for name, tool in tools.items() if tool.result_size_chars != 100_000} == {"read_file"}

@@ -75,11 +75,11 @@ def test_what_cannot_be_read_as_text_is_said_to_be_so(call: Caller) -> None:
     missing = call("read_file", path="word.txt")
     assert "no file word.txt" in missing["error"] and missing["similar_files"] == ["words.txt"]
     call.sandbox.write_bytes("b.bin", b"\0\1\2")
-    assert "no text" in call("read_file", path="b.bin")["error"]
+    assert "no UTF-8 text" in call("read_file", path="b.bin")["error"]
     call.sandbox.write_bytes("d/x", b"")
     assert "folder" in call("read_file", path="d")["error"]
     assert "folder" in call("write_file", path="d", content="x")["error"]
-    with pytest.raises(InvalidValueError, match="no text"):
+    with pytest.raises(InvalidValueError, match="no UTF-8 text"):
         call("patch", path="b.bin", old_string="a", new_string="b")
 
 
@@ -107,6 +107,45 @@ def test_a_text_is_replaced_where_it_is_once(call: Caller) -> None:
 )
 def test_a_text_with_wrong_blanks_is_found_all_the_same(content: str, old: str, new: str, wanted: str) -> None:
     assert replaced(content, old, new) == (wanted, 1)
+
+
+def test_a_file_keeps_its_line_ends_and_its_missing_last_one(call: Caller) -> None:
+    call.sandbox.write_bytes("w.txt", b"\xef\xbb\xbfa\r\nb\r\nc\r\n")
+    assert call("read_file", path="w.txt")["content"] == "1|a\n2|b\n3|c"
+    assert "-b\n+B\n+B2" in call("patch", path="w.txt", old_string="a\nb", new_string="a\r\nB\nB2")["diff"]
+    call("patch", mode="patch", patch="*** Update File: w.txt\n B\n-B2\n+d\n*** Move to: v.txt")
+    assert call.sandbox.read_bytes("v.txt") == b"\xef\xbb\xbfa\r\nB\r\nd\r\nc\r\n"
+    call.sandbox.write_bytes("n.txt", b"a\nb")
+    call("patch", mode="patch", patch="*** Update File: n.txt\n a\n-b\n+c")
+    assert call.sandbox.read_bytes("n.txt") == b"a\nc"
+    call.sandbox.write_bytes("mixed.txt", b"a\r\nb\n")
+    call("patch", path="mixed.txt", old_string="b", new_string="c")
+    assert call.sandbox.read_bytes("mixed.txt") == b"a\r\nc\n"
+
+
+def test_odd_files_are_searched_read_and_refused_for_what_they_are(call: Caller) -> None:
+    for name in ("one\ntwo.txt", "名前 🙂.txt"):
+        call("write_file", path=name, content="needle\n" * 2)
+    call.sandbox.write_bytes("latin.txt", "caf\xe9 needle".encode("latin-1"))
+    assert _paths(call("search_files", pattern="needle", file_glob="*[!n].txt", limit=2)) == [
+        "one\ntwo.txt:1",
+        "one\ntwo.txt:2",
+    ]
+    assert call("search_files", pattern="*o*", target="files")["files"] == ["one\ntwo.txt"]
+    assert call("search_files", pattern="needle", path="名前 🙂.txt", output_mode="count")["counts"] == {
+        "名前 🙂.txt": 2
+    }
+    assert "no UTF-8 text" in call("read_file", path="latin.txt")["error"]
+    call("write_file", path="half.txt", content="\ud83d half")
+    assert call("read_file", path="half.txt")["content"] == "1|? half"
+    call.sandbox.write_bytes("empty", b"")
+    assert call("read_file", path="empty") == {"content": "", "total_lines": 0, "file_size": 0, "truncated": False}
+    call.sandbox.write_bytes("many", b"line\n" * 3_000_000 + b"last")
+    found = call("read_file", path="many", offset=3_000_000, limit=5)
+    assert found["content"] == "3000000|line\n3000001|last" and found["total_lines"] == 3_000_001
+    assert "has 3000001 lines" in call("read_file", path="many", offset=3_000_009)["hint"]
+    with pytest.raises(InvalidValueError):
+        call("write_file", path="", content="x")
 
 
 def test_a_text_that_is_not_there_is_no_guess() -> None:
