@@ -145,12 +145,19 @@ def test_the_backend_is_what_the_operator_chose() -> None:
     [
         "http://127.0.0.1/", "http://localhost:8000/", "http://[::1]/", "http://10.1.2.3/", "http://192.168.0.1/",
         "http://169.254.169.254/latest", "http://[::ffff:127.0.0.1]/", "http://0.0.0.0/", "http://2130706433/",
-        "http://[fe80::1]/", "http://100.64.0.1/", "http://224.0.0.1/",
+        "http://[fe80::1]/", "http://100.64.0.1/", "http://224.0.0.1/", "http://0x7f.1/", "http://0177.0.0.1/",
+        "http://127.1/", "http://[64:ff9b::7f00:1]/", "http://[::7f00:1]/", "http://[::ffff:0:7f00:1]/",
+        "http://[2002:7f00:1::]/", "http://[fec0::1]/", "http://[64:ff9b:1::1]/", "http://192.0.0.8/",
     ],
 )  # fmt: skip
 def test_addresses_of_this_machine_and_its_networks_are_refused(url: str) -> None:
     with pytest.raises(FetchError, match=r"private network|no host"):
         checked_url(url, allow_private=False)
+
+
+def test_public_addresses_are_taken_also_behind_a_gateway() -> None:
+    for url in ("http://1.1.1.1/", "http://[2606:4700::1111]/", "http://[64:ff9b::101:101]/", "http://16843009/"):
+        assert len(checked_url(url, allow_private=False)) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,11 @@ import httpx
 MAX_BYTES = 5_000_000
 MAX_REDIRECTS = 5
 TIMEOUT_S = 30.0
+_UNICAST = ipaddress.ip_network("2000::/3")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""A gateway turns these into the IPv4 address in their last four bytes."""
+_PROTOCOL = ipaddress.ip_network("192.0.0.0/24")
+"""Older Pythons count some of it as public."""
 _HEADERS = {"user-agent": "hermes-rl-mcp", "accept": "text/html,application/xhtml+xml,text/*;q=0.9,*/*;q=0.5"}
 
 
@@ -105,5 +110,12 @@ def _is_public(address: str) -> bool:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    mapped = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
-    return found.is_global and not found.is_multicast and (mapped is None or mapped.is_global)
+    if isinstance(found, ipaddress.IPv6Address):
+        carried = found.ipv4_mapped or found.sixtofour
+        if found in _NAT64:
+            carried = ipaddress.IPv4Address(found.packed[-4:])
+        if carried is not None:
+            found = carried
+        elif found not in _UNICAST:  # also the outdated forms that carry an IPv4 address
+            return False
+    return found.is_global and not found.is_multicast and found not in _PROTOCOL
