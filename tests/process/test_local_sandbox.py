@@ -75,7 +75,10 @@ def test_output_beyond_the_limit_loses_its_middle(sandbox: LocalSandbox) -> None
 
 def test_time_out_ends_all_that_the_command_started_and_nothing_else(sandbox: LocalSandbox, tmp_path: Path) -> None:
     other = sandbox.start("sleep 1001")
-    result = sandbox.run("echo before; sleep 1002 & (setsid sleep 1003 &) ; sleep 1004", timeout_s=1)
+    for timeout_s in (1, 10, 100):  # a slow machine may not even come to the echo
+        result = sandbox.run("echo before; sleep 1002 & (setsid sleep 1003 &) ; sleep 1004", timeout_s=timeout_s)
+        if result.output:
+            break
     assert (result.output, result.exit_code) == (b"before\n", 124)
     assert "timed out" in (result.error or "")
     assert other.poll() is None
@@ -174,23 +177,67 @@ def test_a_command_that_kills_its_keeper_is_an_error_and_leaves_nothing(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_thousand_sandboxes_leave_nothing_and_64_at_once_do_not_starve(tmp_path: Path) -> None:
-    descriptors = len(psutil.Process().open_files()), psutil.Process().num_fds()
+BOMB = (
+    "import os,time\nfor _ in range(90):\n    if os.fork() == 0:\n        os.setsid()\n        break\ntime.sleep(1000)"
+)
+"""Bounded in itself: ninety daemons."""
 
-    def rollout(number: int) -> float:
-        begun = time.monotonic()
-        with LocalSandbox(root=tmp_path) as sandbox:
-            sandbox.start("sleep 1000")
-            for turn in range(3):
-                result = sandbox.run(f"echo {number} >> notes; (setsid sleep 1000 &); wc -l < notes", timeout_s=300)
-                assert result.output.strip() == str(turn + 1).encode()
-        return time.monotonic() - begun
 
-    with ThreadPoolExecutor(64) as pool:
-        spans = sorted(pool.map(rollout, range(1000)))
-    assert spans[-1] < 20 * spans[500] + 5  # none waits for the others to be done
-    assert below(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-    assert psutil.Process().num_fds() <= descriptors[1] + 2
+def test_too_many_processes_or_too_much_on_disk_end_all_that_runs_and_the_sandbox_goes_on(tmp_path: Path) -> None:
+    with LocalSandbox(root=tmp_path, limits=Limits(processes=50, disk_bytes=4_000_000)) as sandbox:
+        other = sandbox.start("sleep 1000")
+        sandbox.write_bytes("bomb.py", BOMB.encode())
+        result = sandbox.run(f"{sys.executable} bomb.py", timeout_s=120)
+        assert (result.exit_code, result.error) == (
+            -1,
+            "The sandbox had more than 50 processes; all of them were ended.",
+        )
+        assert other.wait(60) == -1
+        filling = sandbox.start("for i in 1 2 3 4 5 6; do head -c 1000000 /dev/urandom > f$i; done; sleep 1000")
+        assert filling.wait(120) == -1
+        assert "more than 4000000" in str(filling.error)
+        until(lambda: below(tmp_path) == [])
+        assert sandbox.run("rm f*; echo on", timeout_s=60).output == b"on\n"
+
+
+def test_a_sandbox_survives_the_loss_of_its_folders(sandbox: LocalSandbox, tmp_path: Path) -> None:
+    sandbox.run('rm -rf "$HOME" "$TMPDIR"', timeout_s=60)
+    assert sandbox.run("pwd; ls", timeout_s=60).output == f"{sandbox.workdir}\n".encode()
+    sandbox.run('rm -rf "$HOME/.."', timeout_s=60)
+    sandbox.write_bytes("a", b"again")
+    assert sandbox.run("cat a", timeout_s=60).output == b"again"
+
+
+def test_what_can_only_be_waited_for_is_no_file(sandbox: LocalSandbox) -> None:
+    sandbox.run("mkfifo pipe; ln -s /dev/zero endless", timeout_s=60)
+    for name in ("pipe", "endless"):
+        with pytest.raises(OSError, match="no regular file"):
+            sandbox.read_bytes(name)
+    for name in ("pipe", "endless"):
+        with pytest.raises(OSError):
+            sandbox.write_bytes(name, b"x")
+
+
+def test_close_changes_nothing_that_a_link_points_to(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o755)
+    (outside / "kept").touch()
+    sandbox = LocalSandbox(root=tmp_path)
+    sandbox.run(f"ln -s {outside} link; mkdir shut; touch shut/f; chmod 0 shut", timeout_s=60)
+    sandbox.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["outside"]
+    assert (outside.stat().st_mode & 0o777, (outside / "kept").exists()) == (0o755, True)
+
+
+def test_requests_from_many_threads_do_not_mix(sandbox: LocalSandbox) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda n: sandbox.run(f"echo {n}", timeout_s=120).output, range(100)))
+    assert found == [f"{n}\n".encode() for n in range(100)]
+
+
+def test_commands_leave_no_descriptor(sandbox: LocalSandbox) -> None:
+    sandbox.run("true", timeout_s=60)
+    before = psutil.Process().num_fds()
+    for _ in range(20):
+        sandbox.run("true", timeout_s=60)
+    assert psutil.Process().num_fds() == before

@@ -44,8 +44,8 @@ def _broken(context: CallContext, args: dict[str, Any]) -> Any:
     raise RuntimeError("no luck")
 
 
-def _endless(context: CallContext, args: dict[str, Any]) -> Any:
-    return asyncio.Event().wait()
+async def _endless(context: CallContext, args: dict[str, Any]) -> Any:
+    await asyncio.Event().wait()
 
 
 def _told(context: CallContext, args: dict[str, Any]) -> Any:

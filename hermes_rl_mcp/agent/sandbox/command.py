@@ -19,7 +19,7 @@ GONE = "the sandbox has ended"
 
 
 class Status:
-    """The reading end of a command's pipe. Thread-safe; closed when the last word has come."""
+    """The reading end of a command's pipe. Thread-safe; closed with the word that says how the command ended."""
 
     def __init__(self, fd: int) -> None:
         self.exit_code: int | None = None
@@ -47,6 +47,15 @@ class Status:
                 poll.register(fd, select.POLLIN)
             poll.poll(200 if left_s is None else min(200, max(1, left_s * 1000)))
 
+    def close(self) -> None:
+        """Waits no more."""
+        with self._lock:
+            self._read()
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+                self.exit_code, self.error = -1, self.error or GONE
+
     def _read(self) -> None:
         while self._fd >= 0:
             try:
@@ -57,11 +66,11 @@ class Status:
             *lines, self._text = self._text.split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
-            if not data:
+            if not data and self.exit_code is None:
+                self.exit_code, self.error = -1, self.error or GONE
+            if self.exit_code is not None:
                 os.close(self._fd)
                 self._fd = -1
-                if self.exit_code is None:
-                    self.exit_code, self.error = -1, self.error or GONE
 
     def _take(self, message: dict[str, Any]) -> None:
         self.pid = message.get("pid", self.pid)
@@ -109,8 +118,10 @@ class LocalProcess:
             if self._stdin < 0:
                 raise BrokenPipeError("its stdin is closed")
             view = memoryview(data)
+            poll = select.poll()  # unlike select, for descriptors of any number
+            poll.register(self._stdin, select.POLLOUT)
             while view:
-                select.select([], [self._stdin], [], 0.2)
+                poll.poll(200)
                 if self.poll() is not None:
                     raise BrokenPipeError("it has ended")
                 with suppress(BlockingIOError):
@@ -125,6 +136,11 @@ class LocalProcess:
     def wait(self, timeout_s: float) -> int | None:
         self._status.wait(timeout_s)
         return self._status.exit_code
+
+    def forget(self) -> None:
+        """Closes what is held of it, when its sandbox has ended."""
+        self._status.close()
+        self.close_input()
 
     def kill(self) -> None:
         if self.also_kill is not None:

@@ -64,7 +64,7 @@ class DockerSandbox:
             )
         self._is_closed = False
         client = {name: os.environ[name] for name in _CLIENT if name in os.environ}
-        limits = Limits(file_bytes=_FILE_BYTES, output_bytes=_FILE_BYTES)
+        limits = Limits(file_bytes=_FILE_BYTES, output_bytes=_FILE_BYTES, disk_bytes=4 * _FILE_BYTES)
         self._local = LocalSandbox(self.task_id, limits=limits, environ=client)
         try:
             self._create()
@@ -116,6 +116,7 @@ class DockerSandbox:
         name = _quoted(path)
         self._require(path, f"test -e {name}", FileNotFoundError)
         self._require(path, f"test ! -d {name}", IsADirectoryError)
+        self._require(path, f"test -f {name}", OSError)  # a pipe would be waited for
         done = self._sh(f"cat -- {name} 2>/dev/null")
         if done.exit_code != 0:
             raise PermissionError(13, os.strerror(13), path)

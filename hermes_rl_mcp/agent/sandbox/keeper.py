@@ -1,7 +1,9 @@
-"""The process below which all commands of one local sandbox run: ``python -I -S keeper.py SOCKET_FD FOLDER``.
+"""The process below which all commands of one local sandbox run:
+``python -I -S keeper.py SOCKET_FD FOLDER PROCESSES DISK_BYTES``.
 
 Invariant: no process of the sandbox outlives this one, and this one does not outlive its parent. It adopts orphans, so
 what left its group and session is still found below it; the end of the socket, however it comes, is the order to end.
+A sandbox that has more processes, or more on disk, than it may is emptied of processes, and its commands are told why.
 Standard library only: one starts for each rollout.
 
 Requests: eight bytes of length with the descriptors, then JSON. ``start`` comes with stdin, stdout, stderr and a pipe
@@ -30,12 +32,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MAX_FDS = 4
 _END_S = 10.0
 """Killing goes on so long while new processes keep coming; a fork bomb loses within milliseconds."""
+_LOOK_S = 0.2
+"""Between two looks at what the sandbox has become, while anything runs."""
+_DISK_LOOK_S = 1.0
+_DISK_SHARE = 20
+"""Measuring the folder takes at most one part in so many of the time."""
 
 
-def serve(sock: socket.socket, folder: str) -> None:
+def serve(sock: socket.socket, bounds: Bounds) -> None:
     """Until the socket ends or SIGTERM comes; then nothing is left of the sandbox."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        with suppress(OSError):  # root only, whom no limit on processes binds: ahead of whatever the sandbox starts
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     waking, woken = os.pipe()
     for fd in (waking, woken):
         os.set_blocking(fd, False)
@@ -44,13 +53,17 @@ def serve(sock: socket.socket, folder: str) -> None:
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     commands: dict[int, tuple[int, int]] = {}  # pid -> (number of the command, its pipe)
+    poll = select.poll()  # unlike select, for descriptors of any number
+    for one in (sock.fileno(), waking):
+        poll.register(one, select.POLLIN)
     done = -1
     while done < 0:
-        ready, _, _ = select.select([sock, waking], [], [])
+        ready = [fd for fd, _ in poll.poll(_LOOK_S * 1000 if _reap(commands) else None)]
         if waking in ready and signal.SIGTERM in os.read(waking, 4096):
             break
-        _reap(commands)
-        if sock in ready:
+        if _reap(commands) and (reason := bounds.exceeded()):
+            _empty(commands, reason)
+        if sock.fileno() in ready:
             request, fds = _request(sock)
             match request.get("do"):
                 case "start":
@@ -65,9 +78,43 @@ def serve(sock: socket.socket, folder: str) -> None:
                     break
     _end_all(commands)
     if done < 0:  # nobody is left to do it
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(bounds.folder, ignore_errors=True)
     else:
         _tell(done, {"closed": True})
+
+
+class Bounds:
+    """What the whole sandbox may have."""
+
+    def __init__(self, folder: str, processes: int, disk_bytes: int) -> None:
+        self.folder = folder
+        self._processes = processes
+        self._disk_bytes = disk_bytes
+        self._look_at = 0.0
+        self._disk_look_at = time.monotonic() + _DISK_LOOK_S
+
+    def exceeded(self) -> str | None:
+        """Which of them does not hold."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + _LOOK_S
+        if len(_below([os.getpid()])) > self._processes:
+            return f"The sandbox had more than {self._processes} processes; all of them were ended."
+        if now >= self._disk_look_at and (used := self._used()) > self._disk_bytes:
+            return f"The sandbox holds {used} bytes, more than {self._disk_bytes}; all its processes were ended."
+        return None
+
+    def _used(self) -> int:
+        begun = time.monotonic()
+        used = 0
+        for parent, _, names in os.walk(self.folder):
+            for name in names:
+                with suppress(OSError):
+                    used += os.lstat(os.path.join(parent, name)).st_blocks * 512
+        now = time.monotonic()
+        self._disk_look_at = now + max(_DISK_LOOK_S, (now - begun) * _DISK_SHARE)
+        return used
 
 
 def _request(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -78,7 +125,8 @@ def _request(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
         while 0 < len(header) < HEADER_BYTES and (more := sock.recv(HEADER_BYTES - len(header))):
             header += more
         body = b""
-        while len(body) < int.from_bytes(header, "big") and (more := sock.recv(1 << 20)):
+        size = int.from_bytes(header, "big")
+        while len(body) < size and (more := sock.recv(min(size - len(body), 1 << 20))):  # the next one may be waiting
             body += more
         found = json.loads(body or b"{}")
     except (OSError, ValueError):
@@ -132,8 +180,22 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))
+    _bound_processes(request["processes"])
     os.chdir(request["workdir"])
     os.execvpe(request["argv"][0], request["argv"], request["environ"])
+
+
+def _bound_processes(more: int) -> None:
+    """The kernel counts all of this user's tasks; a bomb meets its limit before the keeper has looked."""
+    try:
+        with open("/proc/loadavg") as file:
+            running = int(file.read().split("/")[1].split()[0])
+    except (OSError, ValueError, IndexError):
+        return
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    value = running + 4 * more
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(resource.RLIMIT_NPROC, (value, value))
 
 
 def _reap(commands: dict[int, tuple[int, int]]) -> bool:
@@ -149,6 +211,14 @@ def _reap(commands: dict[int, tuple[int, int]]) -> bool:
             pipe = commands.pop(pid)[1]
             _tell(pipe, {"exit": os.waitstatus_to_exitcode(status)})
             os.close(pipe)
+
+
+def _empty(commands: dict[int, tuple[int, int]], reason: str) -> None:
+    for _, pipe in commands.values():
+        _tell(pipe, {"error": reason})
+        os.close(pipe)
+    commands.clear()
+    _end_all(commands)
 
 
 def _end_all(commands: dict[int, tuple[int, int]]) -> None:
@@ -172,14 +242,13 @@ def _session(pid: int) -> int:
 
 
 def _below(pids: list[int]) -> list[int]:
-    found: list[int] = []
+    found: dict[int, None] = {}
     left = list(pids)
     while left:
-        for child in _children(left.pop()):
-            if child not in found:
-                found.append(child)
-                left.append(child)
-    return found
+        fresh = [child for child in _children(left.pop()) if child not in found]
+        found.update(dict.fromkeys(fresh))
+        left += fresh
+    return list(found)
 
 
 def _children(pid: int) -> list[int]:
@@ -213,4 +282,4 @@ def _close(fds: list[int]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.set_inheritable(int(sys.argv[1]), False)
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+    serve(socket.socket(fileno=int(sys.argv[1])), Bounds(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

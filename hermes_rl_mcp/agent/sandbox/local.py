@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 import psutil
 
@@ -41,7 +44,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """Per process, as the kernel counts them, but for the last."""
+    """The first three are the kernel's, for each process; the others are looked at while commands run."""
 
     memory_bytes: int = 4 * 2**30
     """Of data (RLIMIT_DATA)."""
@@ -49,6 +52,10 @@ class Limits:
     open_files: int = 1024
     output_bytes: int = 64 * 2**20
     """A command in the foreground that writes more is ended."""
+    processes: int = 512
+    """Of the whole sandbox; when there are more all of them are ended."""
+    disk_bytes: int = 8 * 2**30
+    """Of all its files together; the same."""
 
     def for_kernel(self) -> dict[str, int]:
         return {
@@ -76,8 +83,6 @@ class LocalSandbox:
         self.workdir = str(self._folder / "home")
         self.tmpdir = str(self._folder / "tmp")
         self._outputs = self._folder / "outputs"
-        for folder in (Path(self.workdir), Path(self.tmpdir), self._outputs):
-            folder.mkdir(mode=0o700)
         self._environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         self._environ |= {"HOME": self.workdir, "TMPDIR": self.tmpdir, "PWD": self.workdir, MARKER: self._folder.name}
         self._environ |= environ
@@ -88,6 +93,7 @@ class LocalSandbox:
         self._count = 0
         self._is_closed = False
         self._background: list[LocalProcess] = []
+        self._make_folders()
 
     def run(
         self,
@@ -100,17 +106,20 @@ class LocalSandbox:
         limit_bytes: int | None = None,
     ) -> CommandResult:
         """See ``interfaces.Sandbox``. What it put into the background goes on until ``close``."""
-        with tempfile.TemporaryFile(dir=self._outputs_or_tmp()) as given:
-            given.write(stdin or b"")
-            given.seek(0)
-            try:
+        try:
+            self._make_folders()
+            with tempfile.TemporaryFile(dir=self._outputs) as given:
+                given.write(stdin or b"")
+                given.seek(0)
                 status, output, number = self._start(command, workdir, given.fileno(), environ or {})
-            except OSError as error:
-                return CommandResult(b"", -1, str(error))
+        except OSError as error:
+            return CommandResult(b"", -1, str(error))
         try:
             return self._finish(status, output, number, timeout_s, limit_bytes)
         finally:
-            output.unlink(missing_ok=True)
+            status.close()
+            with suppress(OSError):
+                output.unlink(missing_ok=True)
 
     def start(self, command: str, *, workdir: str | None = None, pty: bool = False) -> LocalProcess:
         """See ``interfaces.Sandbox``. Raises OSError if it cannot be started."""
@@ -127,7 +136,8 @@ class LocalSandbox:
             f"proc_{uuid.uuid4().hex[:12]}", command, status, output, writing, lambda: self._kill(number, status)
         )
         if pty:
-            threading.Thread(target=_pump, args=(os.dup(writing), output), name="sandbox-pty", daemon=True).start()
+            told = (os.dup(writing), output, self.limits.output_bytes)
+            threading.Thread(target=_pump, args=told, name="sandbox-pty", daemon=True).start()
         with self._lock:
             self._background.append(process)
         return process
@@ -137,12 +147,17 @@ class LocalSandbox:
             return list(self._background)
 
     def read_bytes(self, path: str) -> bytes:
-        return self._path(path).read_bytes()
+        with _regular(self._path(path), os.O_RDONLY) as file:
+            return file.read()
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        target = self._path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+        with self._lock:  # nothing is made after ``close``
+            target = self._path(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = _regular(target, os.O_WRONLY | os.O_CREAT)
+        with file:
+            file.truncate(0)
+            file.write(data)
 
     def list_files(self, path: str) -> list[str]:
         folder = self._path(path)
@@ -162,8 +177,7 @@ class LocalSandbox:
         if self._keeper is not None:
             self._end_keeper(self._keeper)
         for process in background:
-            process.close_input()
-            process.poll()
+            process.forget()
         _remove(self._folder)
 
     def __enter__(self) -> LocalSandbox:
@@ -181,8 +195,13 @@ class LocalSandbox:
             path = self.workdir + path[1:]
         return Path(self.workdir, path)
 
-    def _outputs_or_tmp(self) -> Path | None:
-        return None if self._is_closed else self._outputs
+    def _make_folders(self) -> None:
+        """Again, where a command deleted them. Raises OSError."""
+        with self._lock:
+            if self._is_closed:
+                raise OSError(GONE)
+            for folder in (self._folder, self.workdir, self.tmpdir, self._outputs):
+                os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def _start(
         self,
@@ -196,6 +215,7 @@ class LocalSandbox:
         if "\0" in command:
             raise OSError("a command has no null character")
         folder = self._path(workdir or ".")
+        self._make_folders()
         with self._lock:
             self._count += 1
             number = self._count
@@ -212,6 +232,7 @@ class LocalSandbox:
             "workdir": str(folder),
             "environ": {**self._environ, **environ},
             "limits": self.limits.for_kernel(),
+            "processes": self.limits.processes,
             "pty": is_terminal,
         }
         with output.open("ab") as file:
@@ -246,7 +267,7 @@ class LocalSandbox:
 
     def _kill(self, number: int, status: Status) -> None:
         with suppress(OSError):
-            self._ask({"do": "kill", "number": number, "pid": status.pid}).wait(_CLOSE_S)
+            _answered(self._ask({"do": "kill", "number": number, "pid": status.pid}))
 
     def _ask(self, request: Mapping[str, object], *fds: int) -> Status:
         """Sends it to the keeper, which is started if there is none yet. Raises OSError."""
@@ -270,9 +291,10 @@ class LocalSandbox:
 
     def _started_keeper(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair()
+        told = (theirs.fileno(), self._folder, self.limits.processes, self.limits.disk_bytes)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno()), str(self._folder)],
+                [sys.executable, "-I", "-S", keeper.__file__, *map(str, told)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -285,7 +307,7 @@ class LocalSandbox:
 
     def _end_keeper(self, process: subprocess.Popen[bytes]) -> None:
         with suppress(OSError):
-            self._ask({"do": "close"}).wait(_CLOSE_S)
+            _answered(self._ask({"do": "close"}))
         assert self._socket is not None
         self._socket.close()
         try:
@@ -297,17 +319,38 @@ class LocalSandbox:
             _end_marked(self._folder.name)
 
 
+def _answered(status: Status) -> None:
+    status.wait(_CLOSE_S)
+    status.close()
+
+
+def _regular(path: Path, flags: int) -> BinaryIO:
+    """Opens a file, and nothing that a reader could wait for or read for ever. Raises OSError."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(21, os.strerror(21), str(path))
+        raise OSError(f"{path} is no regular file")
+    return open(fd, "wb" if flags & os.O_WRONLY else "rb")
+
+
 def _terminal() -> tuple[int, int]:
     """(what the command gets, our side)."""
     ours, theirs = os.openpty()
     return theirs, ours
 
 
-def _pump(fd: int, output: Path) -> None:
-    """What a terminal shows goes to its file, until nobody holds the terminal any more."""
-    os.set_blocking(fd, True)
+def _pump(fd: int, output: Path, limit_bytes: int) -> None:
+    """What a terminal shows goes to its file, until nobody holds the terminal any more; beyond ``limit_bytes`` whoever
+    writes to it has to wait."""
+    poll = select.poll()  # the descriptor stays non-blocking: its duplicate is written to
+    poll.register(fd, select.POLLIN)
     with suppress(OSError), output.open("ab", buffering=0) as file:
-        while data := os.read(fd, 65536):
+        while file.tell() < limit_bytes and poll.poll():
+            if not (data := os.read(fd, 65536)):
+                break
             file.write(data)
     os.close(fd)
 
@@ -335,7 +378,10 @@ def _end_marked(marker: str) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """All of it, also what was made unreadable."""
+    """All of it, also what was made unreadable; nothing that its links point to."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         for parent, _, _ in os.walk(folder):
@@ -344,5 +390,6 @@ def _remove(folder: Path) -> None:
         for parent, folders, _ in os.walk(folder):
             for name in folders:
                 with suppress(OSError):
-                    os.chmod(os.path.join(parent, name), 0o700, follow_symlinks=True)
+                    if not os.path.islink(path := os.path.join(parent, name)):
+                        os.chmod(path, 0o700)
         shutil.rmtree(folder, ignore_errors=True)
