@@ -117,7 +117,10 @@ class Sampler:
     def _vllm(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"]["prompt_token_ids"]
         made = [self.completion(prompt, i, body["max_tokens"]) for i in range(body.get("n", 1))]
+        # Each given token has probability 1/2, and the one after it 1/4.
+        scored = [[{str(one): -0.6931}, {str((one + 1) % 256): -1.3863}] for one in prompt[1:]]
         return {
+            "prompt_logprobs": [None, *scored] if "prompt_logprobs" in body else None,
             "text": ["" for _ in made],
             "token_ids": [ids for ids, _, _ in made],
             "prompt_token_ids": prompt,

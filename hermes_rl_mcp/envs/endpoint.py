@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 import httpx
 
 from hermes_rl_mcp.contracts.sampling_api import FinishReason
+from hermes_rl_mcp.envs import scoring
 from hermes_rl_mcp.envs.config import APIServerConfig
+from hermes_rl_mcp.envs.scoring import Scores
 from hermes_rl_mcp.envs.trajectory import Completion, Message
 from hermes_rl_mcp.errors import EndpointError, InvalidValueError
 
@@ -132,6 +134,28 @@ class Endpoint:
         self.usage.add(reply)
         parse_openai(reply, lambda text, ended: [])  # raises for what is no answer
         return dict(reply)
+
+    async def score(
+        self,
+        context_ids: Sequence[int],
+        token_ids: Sequence[int],
+        *,
+        top: int = 0,
+        adapter: bool = True,
+        split: str = "train",
+    ) -> Scores:
+        """What the model thinks of ``token_ids`` after ``context_ids``, at temperature 1, and of the ``top`` likeliest
+        tokens at each place. For types vllm and sglang; raises InvalidValueError for others."""
+        kind = self.config.server_type
+        body = scoring.body_for(kind, context_ids, token_ids, top, adapter=adapter)
+        url = self.config.base_url.rstrip("/").removesuffix("/v1") + "/generate"
+        self.in_flight += 1
+        try:
+            async with self._eval if split == "eval" else self._train:
+                reply = await self._post(url, body)
+        finally:
+            self.in_flight -= 1
+        return scoring.parse(kind, reply, len(context_ids), token_ids, top)
 
     async def close(self) -> None:
         if self._http is not None:

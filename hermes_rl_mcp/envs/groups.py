@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_LOGPROB, ScoredData, SequenceNotes
+from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_CANDIDATE, NO_LOGPROB, ScoredData, SequenceNotes
 from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.files import now
@@ -65,6 +65,7 @@ def checked(
     _check_size(data, group_size)
     for index, (tokens_T, masks_T) in enumerate(zip(data.tokens, data.masks, strict=True)):
         _check_sequence(data, index, tokens_T, masks_T)
+        _check_teacher(data, index, len(tokens_T))
         if 0 < max_token_len <= len(tokens_T):
             raise BadGroupError(
                 "too_long",
@@ -79,7 +80,11 @@ def checked(
 
 
 _REQUIRED = ("tokens", "masks", "scores")
-_PER_SEQUENCE = ("masks", "scores", "advantages", "ref_logprobs", "inference_logprobs", "messages", "overrides")
+_TEACHER = ("distill_token_ids", "distill_logprobs")
+_PER_SEQUENCE = (
+    *("masks", "scores", "advantages", "ref_logprobs", "inference_logprobs", "messages", "overrides"),
+    *_TEACHER,
+)
 
 
 def _check_size(data: ScoredData, group_size: int) -> None:
@@ -90,6 +95,8 @@ def _check_size(data: ScoredData, group_size: int) -> None:
         column: Sequence[Any] | None = getattr(data, name)
         if column is not None and len(column) != expected:
             raise BadGroupError("invalid", f"{len(column)} {name} for {expected} sequences")
+    if (data.distill_token_ids is None) != (data.distill_logprobs is None):
+        raise BadGroupError("invalid", "of distill_token_ids and distill_logprobs one is missing")
 
 
 def _check_sequence(data: ScoredData, index: int, tokens_T: list[int], masks_T: list[int]) -> None:
@@ -109,6 +116,25 @@ def _check_sequence(data: ScoredData, index: int, tokens_T: list[int], masks_T: 
         for logprob, mask in zip(data.inference_logprobs[index], masks_T, strict=True):
             if mask != MASKED and logprob > 0 and logprob != NO_LOGPROB:
                 raise BadGroupError("invalid", f"sequence {index}: a logprob is above 0: {logprob}")
+
+
+def _check_teacher(data: ScoredData, index: int, length: int) -> None:
+    """A row of candidates for each token, or none at all; as many logprobs as ids, and no logprob that is none."""
+    if data.distill_token_ids is None or data.distill_logprobs is None:
+        return
+    ids_TK, logprobs_TK = data.distill_token_ids[index], data.distill_logprobs[index]
+    for name, count in zip(_TEACHER, (len(ids_TK), len(logprobs_TK)), strict=True):
+        if count not in (0, length) or count != len(ids_TK):
+            raise BadGroupError("invalid", f"sequence {index}: {count} {name} for {length} tokens")
+    for position, (ids_K, logprobs_K) in enumerate(zip(ids_TK, logprobs_TK, strict=True)):
+        where = f"sequence {index}, position {position}"
+        if len(ids_K) != len(logprobs_K):
+            raise BadGroupError("invalid", f"{where}: {len(logprobs_K)} distill_logprobs for {len(ids_K)} candidates")
+        for token, logprob in zip(ids_K, logprobs_K, strict=True):
+            if token < NO_CANDIDATE:
+                raise BadGroupError("invalid", f"{where}: {token} in distill_token_ids is no token")
+            if token != NO_CANDIDATE and not (math.isfinite(logprob) and logprob <= 0):
+                raise BadGroupError("invalid", f"{where}: {logprob} in distill_logprobs is no logprob")
 
 
 @dataclass

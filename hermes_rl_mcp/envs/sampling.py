@@ -18,6 +18,7 @@ from typing import Any
 from hermes_rl_mcp.envs.config import APIServerConfig
 from hermes_rl_mcp.envs.endpoint import RECONNECT_S, Endpoint, Prompt, SampleParams, Usage
 from hermes_rl_mcp.envs.familiar import ManagedServer, Reply, reply_of
+from hermes_rl_mcp.envs.scoring import Scores, prompt_form
 from hermes_rl_mcp.envs.tokenizer import Renderer
 from hermes_rl_mcp.envs.trajectory import Completion, Message, Trajectory
 from hermes_rl_mcp.errors import EndpointError, InvalidValueError
@@ -100,6 +101,41 @@ class SamplingClient:
         ``tokenizer`` is accepted for the sake of existing code; the environment's own is used.
         """
         yield ManagedServer(self)
+
+    async def score_tokens(
+        self,
+        context_ids: Sequence[int],
+        token_ids: Sequence[int],
+        *,
+        top: int = 0,
+        adapter: bool = True,
+        split: str = "train",
+    ) -> Scores:
+        """What the model thinks of ``token_ids`` after ``context_ids``, whoever wrote them: their logprobs at
+        temperature 1 and the ``top`` likeliest tokens at each place. ``adapter=False``: the base model alone, of our
+        own sampler. Raises InvalidValueError where the endpoint's type cannot tell, EndpointError where it fails."""
+        endpoint, params, split = self._chosen(SampleParams(adapter=adapter), split)
+        scores = await endpoint.score(context_ids, token_ids, top=top, adapter=params.adapter, split=split)
+        self._count(scores.policy_version)
+        return scores
+
+    async def get_logprobs(
+        self,
+        *,
+        input_ids: Sequence[int] | None = None,
+        prompt: str | None = None,
+        messages: Sequence[Message] | None = None,
+        top_k: int = 1,
+        split: str = "train",
+        **unused: Any,
+    ) -> dict[str, Any]:
+        """Atropos' name: ``prompt_tokens`` [T], and the ``top_k`` likeliest tokens at each of their places as
+        ``prompt_topk_token_ids`` and ``prompt_topk_logprobs`` [T][K], [] at the first. Ids win over text over
+        messages."""
+        if input_ids is None:
+            input_ids = self.renderer.encode(self.renderer.prompt(messages or []) if prompt is None else prompt)
+        scores = await self.score_tokens(input_ids[:1], input_ids[1:], top=top_k, split=split)
+        return prompt_form(input_ids, scores)
 
     @property
     def renderer(self) -> Renderer:

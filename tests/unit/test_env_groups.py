@@ -17,6 +17,7 @@ from hermes_rl_mcp.envs.groups import (
     Tally,
     checked,
 )
+from hermes_rl_mcp.envs.trajectory import ScoredDataItem, group_of
 
 
 def group(**changes: Any) -> dict[str, Any]:
@@ -57,6 +58,19 @@ def test_a_good_group_passes_and_empty_columns_count_as_absent() -> None:
         ({"inference_logprobs": [[1.0, -0.5], [1.0, -0.5, -0.1]]}, {}, "invalid"),
         ({"tokens": [["a"], [1]]}, {}, "invalid"),
         ({"overrides": [{}]}, {}, "invalid"),
+        *(
+            ({"distill_token_ids": ids, "distill_logprobs": logprobs}, {}, "invalid")
+            for ids, logprobs in (
+                ([[[], [7], []]] * 2, None),
+                ([[[], [7], []]] * 2, [[[], [-0.1], []]]),
+                ([[[], [7], []], [[7]]], [[[], [-0.1], []], [[-0.1]]]),
+                ([[[], [7], []], []], [[[], [-0.1], []], [[], [-0.1], []]]),
+                ([[[], [7], []]] * 2, [[[], [-0.1, -3.0], []]] * 2),
+                ([[[], [7], []]] * 2, [[[], [0.1], []]] * 2),
+                ([[[], [7], []]] * 2, [[[], [float("-inf")], []]] * 2),
+                ([[[], [-2], []]] * 2, [[[], [-0.1], []]] * 2),
+            )
+        ),
     ],
 )
 def test_what_a_trainer_could_not_use_is_named(changes: dict[str, Any], options: dict[str, Any], expected: str) -> None:
@@ -131,3 +145,17 @@ def test_what_was_sent_and_what_was_not_are_told_under_the_usual_names_too() -> 
     tally.count_sent()
     tally.count_dropped(BadGroupError("too_long", "why"))
     assert tally.metrics()["train/items_sent_to_api"] == tally.metrics()["train/items_rejected"] == 1.0
+
+
+def test_a_sequence_without_a_teacher_beside_one_with_a_teacher_is_sent_as_empty() -> None:
+    plain = ScoredDataItem(tokens=[1, 2], masks=[-100, 2], scores=0.0)
+    many = [list(range(50)), [-4.0] * 50]
+    taught = ScoredDataItem(
+        tokens=[1, 2], masks=[-100, 2], scores=1.0, distill_token_ids=[[], many[0]], distill_logprobs=[[], many[1]]
+    )
+    data = checked(group_of([plain, taught]), group_size=2)
+    assert data.distill_token_ids == [[], [[], many[0]]]
+    assert data.distill_logprobs == [[], [[], many[1]]]
+    assert checked(group_of([plain, plain]), group_size=2).distill_token_ids is None
+    padded = {"distill_token_ids": [[[], [7, -1]], []], "distill_logprobs": [[[], [-0.1, 0.0]], []]}
+    assert checked({**group_of([plain, plain]), **padded}, group_size=2).distill_token_ids == [[[], [7, -1]], []]
