@@ -14,7 +14,7 @@ from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.paths import Home, install_root
 
 ATROPOS_PYTHON = "HERMES_RL_ATROPOS_PYTHON"
-"""Names the interpreter; otherwise the one of ``hermes-rl envs install-atropos``, otherwise the product's own."""
+"""Names the interpreter; otherwise the one of ``hermes-rl install-atropos``, otherwise the product's own."""
 
 
 def environment_program(base: Literal["hermes_rl_mcp", "atroposlib"], environ: Mapping[str, str]) -> list[str]:

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 45.0
 """An environment may import datasets or torch on a slow disk; one that loads data at import is broken."""
+ATROPOS_FACTOR = 3
+"""Atropos' library imports much before the environment itself is begun."""
 _MESSAGE_BYTES = 65_536
 """Of the child's output, which may be a flood; the traceback is at its end."""
 _EXTRA_OF_MODULE = {
@@ -110,6 +112,7 @@ class Describer:
             return answer
 
     async def _child(self, command: list[str], errors: Path, info: EnvironmentInfo) -> int:
+        timeout_s = self.timeout_s * (ATROPOS_FACTOR if info.base == "atroposlib" else 1)
         with errors.open("wb") as stderr, lifeline.held() as reading:
             environ = {**self.environ, "PYTHONPATH": str(install_root()), lifeline.VARIABLE: str(reading)}
             process = await anyio.open_process(
@@ -122,11 +125,11 @@ class Describer:
                 pass_fds=(reading,),
             )
             try:
-                with anyio.fail_after(self.timeout_s):
+                with anyio.fail_after(timeout_s):
                     return await process.wait()
             except TimeoutError:
                 raise EnvironmentFileError(
-                    f"Environment '{info.name}' ({info.file_path}) gave no description within {self.timeout_s:g} s.",
+                    f"Environment '{info.name}' ({info.file_path}) gave no description within {timeout_s:g} s.",
                     hint="Move downloads and other slow work from module level and config_init into setup().",
                 ) from None
             finally:
@@ -195,6 +198,7 @@ def _failure(info: EnvironmentInfo, code: int, stderr: str, secrets: Sequence[st
     places = [(m["file"], m["line"]) for m in _LOCATION.finditer(stderr)]
     own = [place for place in places if place[0] == info.file_path] or places
     where = f"{own[-1][0]}:{own[-1][1]}" if own else info.file_path
+    last = last.removesuffix(f" ({where})")
     return EnvironmentFileError(
         f"Environment '{info.name}' cannot be loaded: {redact_text(last, secrets)[:500]} ({where}; exit code {code}).",
         hint="Repair the environment file, then call rl_select_environment again.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -45,8 +45,8 @@ class _Class:
 
 
 def scan(bundled: Path | None, user_dirs: Sequence[Path]) -> ScanResult:
-    """All environments of the folders. A user's environment wins over a bundled one of the same name; both cases of
-    a clash are reported as problems."""
+    """All environments of the folders. A user's environment wins over a bundled one of the same name. Of several with
+    one name the first keeps it, the others go by their file's name; every clash is reported as a problem."""
     environments: list[EnvironmentInfo] = []
     problems: list[ScanProblem] = []
     roots: list[tuple[Path, Source]] = [(folder, "user") for folder in user_dirs]
@@ -59,13 +59,34 @@ def scan(bundled: Path | None, user_dirs: Sequence[Path]) -> ScanResult:
             continue
         for info in _scan_folder(root, source, problems):
             if first := seen.get(info.name):
-                reason = f"environment name '{info.name}' is already taken by {first.file_path}; this one is hidden"
+                other = _other_name(info, seen)
+                instead = f"listed as '{other}'" if other else "hidden"
+                reason = f"environment name '{info.name}' is already taken by {first.file_path}; this one is {instead}"
                 problems.append(ScanProblem(file_path=info.file_path, reason=reason))
-                continue
+                if other is None:
+                    continue
+                info = info.model_copy(update={"name": other})
             seen[info.name] = info
             environments.append(info)
     environments.sort(key=lambda info: info.name)
     return ScanResult(environments=environments, problems=problems)
+
+
+def _other_name(info: EnvironmentInfo, seen: Mapping[str, EnvironmentInfo]) -> str | None:
+    """For an environment whose name is taken: its file's, else its path's; in the same file the class tells them apart.
+    None for a bundled one that a user's file of the same name replaces."""
+    taken = {*seen, *(one.stem for one in seen.values())}
+    if any(one.file_path == info.file_path for one in seen.values()):
+        return f"{info.stem}.{info.class_name}"
+    if info.stem not in taken:
+        return info.stem
+    if info.source == "bundled":
+        return None
+    path = Path(info.file_path).with_suffix("")
+    for parts in range(2, len(path.parts)):
+        if (dotted := ".".join(path.parts[-parts:])) not in taken:
+            return dotted
+    return None
 
 
 def find(environments: Iterable[EnvironmentInfo], name: str) -> EnvironmentInfo:

@@ -144,6 +144,30 @@ def test_a_user_environment_wins_a_clash_of_names_and_the_clash_is_reported(tmp_
     assert str(user) in problem.reason
 
 
+def test_of_several_environments_with_one_name_each_can_be_selected_and_the_first_keeps_it(tmp_path: Path) -> None:
+    source = "from e import BaseEnv\nclass A(BaseEnv):\n    name = 'same'\n"
+    for place in ("a.py", "b.py", "c/b.py", "d.py"):
+        write(tmp_path, place, source)
+    write(tmp_path, "d.py", source + "class B(A):\n    name = 'same'\n")
+    bundled = write(tmp_path / "bundled_ones", "other.py", source).parent
+    (user := tmp_path / "user").mkdir()
+    for place in ("a.py", "b.py", "c", "d.py"):
+        (tmp_path / place).rename(user / place)
+    result = scan(bundled, [user])
+    found = {info.name: (Path(info.file_path).relative_to(tmp_path), info.class_name) for info in result.environments}
+    assert found == {
+        "same": (Path("user/a.py"), "A"),
+        "b": (Path("user/b.py"), "A"),
+        "c.b": (Path("user/c/b.py"), "A"),
+        "d": (Path("user/d.py"), "A"),
+        "d.B": (Path("user/d.py"), "B"),
+        "other": (Path("bundled_ones/other.py"), "A"),
+    }
+    assert all(find(result.environments, name).name == name for name in found)
+    assert len(result.problems) == 5
+    assert any("listed as 'c.b'" in problem.reason for problem in result.problems)
+
+
 def test_name_and_file_stem_both_select_and_an_unknown_name_tells_what_there_is(tmp_path: Path) -> None:
     write(tmp_path, "gsm8k_tinker.py", "from e import BaseEnv\nclass A(BaseEnv):\n    name = 'gsm8k'\n")
     found = scan(None, [tmp_path]).environments

@@ -6,6 +6,7 @@ policy limit, registration, checks of groups, retries) is ours.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -16,8 +17,11 @@ from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
-from hermes_rl_mcp.envs.base import BaseEnv, EvalReport, Groups
+from hermes_rl_mcp.contracts.rollout_api import MASKED
+from hermes_rl_mcp.envs.base import LEAST_GROUP, BaseEnv, EvalReport, Groups
 from hermes_rl_mcp.envs.community.mends import EVALUATION, SINK
+from hermes_rl_mcp.envs.community.sampled import SAMPLED, Answer, with_notes
+from hermes_rl_mcp.envs.community.servers import no_retries_below
 from hermes_rl_mcp.envs.community.source import working_folder
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling
 from hermes_rl_mcp.envs.groups import REJECTED, BadGroupError
@@ -28,6 +32,8 @@ log = logging.getLogger(__name__)
 _MODULE = "atroposlib.envs.base"
 _OUTPUTS = ("data_path_to_save_groups", "data_dir_to_save_evals")
 """Config fields; what they name is written by our side alone."""
+_NO_LIMIT_S = 30 * 86_400.0
+"""In place of Atropos' -1, a group that may take as long as it likes."""
 
 
 def is_community(chosen: type) -> bool:
@@ -44,6 +50,13 @@ def adapt(inner: type[Any]) -> type[BaseEnv]:
             f"{inner.__name__} lacks what Atropos asks of an environment: {', '.join(missing)}.",
             hint="Only a class that defines these can be run.",
         )
+    try:
+        inspect.signature(inner).bind(None, [], slurm=False, testing=False)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFileError(
+            f"{inner.__name__} cannot be made out of a config and server configs, as Atropos' loop does: {error}.",
+            hint="This class is not meant to be served; choose another one.",
+        ) from error
     return type(
         inner.__name__,
         (CommunityEnv,),
@@ -80,6 +93,10 @@ class CommunityEnv(BaseEnv):
         self.inner = self.inner_class(own, list(server_configs), slurm=slurm, testing=testing)
         super().__init__(_shared(config), [_server(one) for one in server_configs], slurm, testing)
         self._tokenizer = self.inner.tokenizer
+        for made in self.inner.server.servers:
+            no_retries_below(made)
+            if not hasattr(made, "tokenizer"):
+                made.tokenizer = self.inner.tokenizer
         setattr(self.inner, SINK, self._take_metrics)
 
     @property
@@ -98,6 +115,8 @@ class CommunityEnv(BaseEnv):
         return await self.inner.get_next_item()
 
     async def collect_trajectories(self, item: Any) -> tuple[Groups, list[Any]]:
+        answers: list[Answer] = []
+        token = SAMPLED.set(answers)
         try:
             groups, backlog = await self.inner.collect_trajectories(item)
             if groups:
@@ -107,25 +126,36 @@ class CommunityEnv(BaseEnv):
                 raise
             raise cause from error
         finally:
+            SAMPLED.reset(token)
             await self.inner.cleanup()  # Atropos calls it after each group
         several = groups if isinstance(groups, list) else [groups]
-        found = [self._whole(group) for group in several if group]
+        whole = [self._whole(group, answers) for group in several if group]
+        found = [group for group in whole if len(group.get("tokens") or []) >= min(LEAST_GROUP, self.config.group_size)]
         if not found:
             raise BadGroupError(
                 REJECTED,
                 f"{type(self).__name__} gave no group; Atropos' environments do so when all scores are equal, answers "
-                "are too short, or something failed that they only logged",
+                "are too short or cut off at max_token_length, or something failed that they only logged",
             )
         return found, list(backlog or [])
 
     async def evaluate(self) -> EvalReport:
+        """Metrics wherever the environment leaves them: with ``evaluate_log``, in ``eval_metrics``, or for the next
+        ``wandb_log``."""
         setattr(self.inner, EVALUATION, None)
-        await self.inner.evaluate()
-        metrics, samples, parameters = getattr(self.inner, EVALUATION) or ({}, [], {})
-        pairs = getattr(self.inner, "eval_metrics", None)
-        if isinstance(pairs, list):  # the custom of most environments: kept until the next log
-            metrics = {**{name: value for name, value in pairs if isinstance(name, str)}, **metrics}
-        return EvalReport(_numbers(metrics), samples, parameters)
+        logged: dict[str, float] = {}
+        setattr(self.inner, SINK, lambda metrics: logged.update(_numbers(metrics)))
+        try:
+            await self.inner.evaluate()
+            metrics, samples, parameters = getattr(self.inner, EVALUATION) or ({}, [], {})
+            pairs = getattr(self.inner, "eval_metrics", None)
+            if isinstance(pairs, list):  # the custom of most environments: kept until the next log
+                metrics = {**{name: value for name, value in pairs if isinstance(name, str)}, **metrics}
+            if not metrics and not logged:
+                await self.inner.wandb_log({})
+        finally:
+            setattr(self.inner, SINK, self._take_metrics)
+        return EvalReport({**logged, **_numbers(metrics)}, samples, parameters)
 
     async def wandb_log(self, metrics: dict[str, float] | None = None) -> None:
         self._ours = dict(metrics or {})
@@ -163,12 +193,17 @@ class CommunityEnv(BaseEnv):
         self.inner.wandb_prepend = self.checkpoint_dir.name
         return True
 
-    def _whole(self, group: Mapping[str, Any]) -> Any:
-        """With messages where they are wanted and the environment gives none, as Atropos does."""
+    def _whole(self, group: Mapping[str, Any], answers: Sequence[Answer]) -> Any:
+        """With messages where they are wanted and the environment gives none, as Atropos does. A group from which the
+        environment left answers out goes out smaller, as with ``on_failed_rollout`` = shrink; Atropos drops it."""
         for masks_T in group.get("masks") or []:
-            self.inner.completion_lengths.append(sum(mask != -100 for mask in masks_T))
+            self.inner.completion_lengths.append(sum(mask != MASKED for mask in masks_T))
+        group = with_notes(group, answers, lambda ids: self.tokenizer.decode(ids, skip_special_tokens=True))
+        count = len(group.get("tokens") or [])
+        if count != self.config.group_size:
+            group = {**group, "group_overrides": {"group_size": count, **(group.get("group_overrides") or {})}}
         if not self.config.include_messages or group.get("messages"):
-            return dict(group)
+            return group
         texts = [self.tokenizer.decode(tokens_T) for tokens_T in group.get("tokens") or []]
         return {**group, "messages": [[{"role": "user", "content": text}] for text in texts]}
 
@@ -194,6 +229,8 @@ def _shared(config: Any) -> BaseEnvConfig:
     handling = getattr(config, "eval_handling", None)
     values["eval_handling"] = EvalHandling(getattr(handling, "value", handling) or EvalHandling.STOP_TRAIN)
     values["eval_items"] = 0
+    if values["worker_timeout"] <= 0:
+        values["worker_timeout"] = _NO_LIMIT_S
     return BaseEnvConfig.model_construct(**values)
 
 

@@ -6,10 +6,13 @@ Nothing on disk is touched. Every mend can be made twice without harm.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Mapping
 from functools import wraps
 from typing import Any
+
+from hermes_rl_mcp.envs.community.servers import VERSIONS, mend_servers
 
 SINK = "_hermes_rl_sink"
 """Attribute of an environment: where its metrics go."""
@@ -23,10 +26,12 @@ _DONE = "_hermes_rl_mended"
 def mend() -> None:
     """All of them. Raises ModuleNotFoundError without atroposlib."""
     os.environ["WANDB_MODE"] = "disabled"  # the trainer logs; an environment must not ask for a key or a network
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request of the OpenAI client
     _templates()
-    _refusals()
     base = importlib.import_module("atroposlib.envs.base").BaseEnv
     if not getattr(base, _DONE, False):
+        _answers()
+        mend_servers()
         _metrics(base)
         _evaluations(base)
         setattr(base, _DONE, True)
@@ -49,7 +54,8 @@ def _templates() -> None:
 
 
 class _Saying:
-    """aiohttp for one module: an answer that is refused raises with what the server said, not with its number alone."""
+    """aiohttp for one module: an answer that is refused raises with what the server said, not with its number alone;
+    of one that is not, the policy versions are noted."""
 
     def __init__(self, aiohttp: Any) -> None:
         self._aiohttp = aiohttp
@@ -66,13 +72,16 @@ class _Saying:
             raise self._aiohttp.ClientResponseError(
                 response.request_info, response.history, status=response.status, message=said
             )
+        if (versions := VERSIONS.get(None)) is not None and response.content_type == "application/json":
+            said = await response.json()  # kept by the response, which is read again
+            given = said.get("policy_versions") if isinstance(said, dict) else None
+            versions.extend(given if isinstance(given, list) else [])
 
 
-def _refusals() -> None:
+def _answers() -> None:
     for name in ("vllm_server", "sglang_server"):
         module: Any = importlib.import_module(f"atroposlib.envs.server_handling.{name}")
-        if not isinstance(module.aiohttp, _Saying):
-            module.aiohttp = _Saying(module.aiohttp)
+        module.aiohttp = _Saying(module.aiohttp)
 
 
 def _metrics(base: Any) -> None:
