@@ -38,7 +38,8 @@ elif words[0] == "exec":
     if os.fork() == 0:  # as in a container: not the command line's child
         os.setsid()
         os.execvp(words[1], words[1:])
-    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]) % 256)
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    sys.exit(code if code >= 0 else 128 - code)
 """
 
 
