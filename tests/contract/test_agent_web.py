@@ -28,7 +28,7 @@ ANSWERS = {
         200,
         "text/html; charset=utf-8",
         "<html><head><title>Köln</title></head><body><nav>menu</nav><article><h1>Köln</h1><p>The city on the river "
-        "has a cathedral which took very long to build.</p></article></body></html>".encode(),
+        f"has a cathedral{', which took very long to build' * 12}.</p></article></body></html>".encode(),
     ),
     "/plain": (200, "text/plain", b"words"),
     "/moved": (302, "text/plain", b"/plain"),

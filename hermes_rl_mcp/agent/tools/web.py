@@ -75,7 +75,7 @@ def _of_html(page: Page) -> tuple[str, str]:
 
     document = _decoded(page)
     found = trafilatura.bare_extraction(document, url=page.url, with_metadata=True, include_links=False)
-    content = trafilatura.extract(document, url=page.url, output_format="markdown", favor_recall=True)
+    content = trafilatura.extract(document, url=page.url, output_format="markdown")
     if not content:
         raise FetchError("The page has no text that could be read; it may need a browser.")
     return str(getattr(found, "title", None) or ""), content
