@@ -7,14 +7,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from leash import leash, leashed
 
 from hermes_rl_mcp.envs.rewards import Limits, PythonTests
 from hermes_rl_mcp.envs.rewards.execution import run_python
 from hermes_rl_mcp.errors import PreflightError
+from hermes_rl_mcp.paths import install_root
 
 PATIENT = Limits(time_s=60)
 NAMESPACES = (
@@ -89,6 +93,19 @@ def test_there_is_no_network_unless_it_is_asked_for() -> None:
         assert b"through" in run_python(source, limits=Limits(time_s=60, network="on")).output
 
 
+def test_a_program_ends_with_the_process_that_runs_it(folder: Path) -> None:
+    source = f"import os, time\nos.chdir({str(folder)!r})\nprint(os.fork(), flush=True)\ntime.sleep(1000)"
+    caller = (
+        "import os\nfrom hermes_rl_mcp import lifeline\nfrom hermes_rl_mcp.envs.rewards.execution import *\n"
+        f"lifeline.watch(os.environ)\nrun_python({source!r}, limits=Limits(time_s=1000))"
+    )
+    environ = {**leashed(dict(os.environ)), "PYTHONPATH": str(install_root()), "TMPDIR": str(folder)}
+    with subprocess.Popen([sys.executable, "-c", caller], env=environ, pass_fds=[leash()]) as process:
+        _until(lambda: len(_left_in(folder)) >= 3)  # the one around it, the program and its child
+        process.kill()
+    _until(lambda: not _left_in(folder) and not list(folder.iterdir()))
+
+
 def test_endless_output_ends_the_program() -> None:
     done = run_python("while True: print('x' * 1000)", limits=Limits(time_s=1000, output_bytes=5000))
     assert done.too_much_output and not done.succeeded
@@ -124,6 +141,13 @@ def test_where_the_network_must_be_off_and_cannot_nothing_is_run(
     monkeypatch.setattr("hermes_rl_mcp.envs.rewards.confinement.__file__", str(without))
     with pytest.raises(PreflightError, match="no namespaces"):
         run_python("print('run')", limits=Limits(time_s=60, network="required"))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def _left_in(folder: Path) -> list[psutil.Process]:

@@ -2,15 +2,17 @@
 
 Run as a file by ``execution.run_python`` and imports nothing of ours. Invariant: the program and all it started are
 gone when this process is: they live in a process namespace that ends with its first process. Where the kernel allows
-none, they are in the process group that the caller kills, and one that leaves the group stays.
+none, they are in the process group that the caller kills, and one that leaves the group stays. This process is gone
+when its caller is, which holds the other end of the pipe LIFELINE_FD; then it takes its folder with it, too.
 
-    confinement.py MEMORY_BYTES CPU_S FILE_BYTES PROCESSES on|off|required COMMAND...
+    confinement.py LIFELINE_FD MEMORY_BYTES CPU_S FILE_BYTES PROCESSES on|off|required COMMAND...
 """
 
 import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import sys
 
@@ -21,13 +23,18 @@ CANNOT_CONFINE = 125
 
 
 def main() -> None:
-    memory, cpu_s, file_bytes, processes = (int(word) for word in sys.argv[1:5])
-    network, command = sys.argv[5], sys.argv[6:]
+    lifeline, memory, cpu_s, file_bytes, processes = (int(word) for word in sys.argv[1:6])
+    network, command = sys.argv[6], sys.argv[7:]
+    os.set_inheritable(lifeline, False)
     libc = ctypes.CDLL(None, use_errno=True)
     apart = enter_namespaces(libc, 0 if network == "on" else NEWNET)
     if network == "required" and not apart:
         sys.stderr.write("this kernel gives no namespaces to this user, so the network cannot be turned off\n")
         sys.exit(CANNOT_CONFINE)
+    waking, woken = os.pipe()  # not threads: none can be started after a namespace for processes was
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     child = os.fork()
     if child == 0:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -46,8 +53,24 @@ def main() -> None:
         os.execv(command[0], command)
     for descriptor in (0, 1, 2):
         os.close(descriptor)
-    _, status = os.waitpid(child, 0)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    events = select.poll()
+    for descriptor in (lifeline, waking):
+        events.register(descriptor, select.POLLIN)
+    while not any(descriptor == lifeline for descriptor, _ in events.poll()):
+        os.read(waking, 64)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    end_without_caller(child)
+
+
+def end_without_caller(child: int) -> None:
+    import shutil  # as good as never
+
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    shutil.rmtree(os.getcwd(), ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def enter_namespaces(libc: ctypes.CDLL, network: int) -> bool:

@@ -1,8 +1,9 @@
 """Runs a Python program that a model wrote: bounded in time, memory, files and output, without network where it can be.
 
 It is no wall: the program runs as this user and can read what this user can read, files and other processes of the
-user included. Invariant: when ``run_python`` returns, the program, all it started and its folder are gone; where the
-kernel gives no process namespace, all but what the program moved into a session of its own.
+user included. Invariant: when ``run_python`` returns, or its process ends in any way, the program, all it started and
+its folder are gone; where the kernel gives no process namespace, all but what the program moved into a session of its
+own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hermes_rl_mcp import lifeline
 from hermes_rl_mcp.envs.rewards import confinement
 from hermes_rl_mcp.errors import PreflightError
 
@@ -77,21 +79,22 @@ def run_python(source: str, stdin: bytes = b"", limits: Limits | None = None) ->
         script.write_text(source, encoding="utf-8", errors="surrogatepass")
         given = Path(folder, "stdin")
         given.write_bytes(stdin)
-        with given.open("rb") as file:
+        with lifeline.held() as fd, given.open("rb") as file:
             given.unlink()
             process = subprocess.Popen(
-                _command(script, limits),
+                _command(script, limits, fd),
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
                 env={"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"},
                 start_new_session=True,
+                pass_fds=[fd],
             )
-        try:
-            found = _followed(process, limits)
-        finally:
-            _end(process)
+            try:
+                found = _followed(process, limits)
+            finally:
+                _end(process)
     if limits.network == "required" and found.exit_code == confinement.CANNOT_CONFINE:
         raise PreflightError(
             f"A program was not run: {found.output.decode(errors='replace').strip()}.",
@@ -100,8 +103,8 @@ def run_python(source: str, stdin: bytes = b"", limits: Limits | None = None) ->
     return found
 
 
-def _command(script: Path, limits: Limits) -> list[str]:
-    numbers = (limits.memory_bytes, int(limits.time_s) + 1, limits.file_bytes, limits.processes)
+def _command(script: Path, limits: Limits, lifeline_fd: int) -> list[str]:
+    numbers = (lifeline_fd, limits.memory_bytes, int(limits.time_s) + 1, limits.file_bytes, limits.processes)
     python = [sys.executable, "-I", "-S"]
     return [*python, str(confinement.__file__), *map(str, numbers), limits.network, *python, str(script)]
 
