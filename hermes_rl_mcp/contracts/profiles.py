@@ -13,6 +13,8 @@ class Profile(BaseModel):
     name: str
     locked: dict[str, JsonValue] = Field(default_factory=dict)
     """Field to fixed value. Fields an environment does not have are ignored."""
+    kept: list[str] = Field(default_factory=list)
+    """Fields that stay as the environment's file has them: an agent cannot set them, whatever their value."""
     managed: dict[str, str] = Field(default_factory=dict)
     """Locked fields that the launcher fills in, with the sentence shown as their value."""
     defaults: dict[str, JsonValue] = Field(default_factory=dict)
@@ -27,7 +29,7 @@ class Profile(BaseModel):
     """Shortest time between two fresh answers of ``rl_check_status`` about one run."""
 
     def locked_names(self) -> set[str]:
-        return set(self.locked) | set(self.managed)
+        return {*self.locked, *self.managed, *self.kept}
 
 
 _MANAGED = {
@@ -41,8 +43,12 @@ _MANAGED = {
 _NO_FOREIGN_CODE: dict[str, JsonValue] = {"trust_remote_code": False}
 """Only for environments that have such a field; our own programs never run a model's code."""
 
+_THE_OPERATORS = ["mcp_servers", "docker_image", "docker_network"]
+"""They name programs to start on this machine, and how far a container is shut off."""
+
 LOCAL = Profile(
     name="local",
+    kept=_THE_OPERATORS,
     managed={**_MANAGED, "tokenizer_name": "follows model_name", "server_type": "set at start"},
     locked={
         # The trainer, not the environment, sorts out groups without signal, so that reward/mean covers every group.
@@ -74,6 +80,7 @@ LOCAL = Profile(
 
 HERMES = Profile(
     name="hermes",
+    kept=_THE_OPERATORS,
     managed=_MANAGED,
     locked={
         "ensure_scores_are_not_same": False,

@@ -167,6 +167,8 @@ def _unlock(profile: Profile, name: str) -> None:
         profile.defaults[name] = profile.locked.pop(name)
     elif name in profile.managed:
         del profile.managed[name]
+    elif name in profile.kept:
+        profile.kept.remove(name)
     else:
         raise InvalidValueError(
             f"--unlock {name}: profile '{profile.name}' does not lock this field.",

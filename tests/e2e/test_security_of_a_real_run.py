@@ -27,6 +27,7 @@ SECRETS = {
     "WANDB_API_KEY": "SENTINEL-wandb-0123456789",
     "HF_TOKEN": "SENTINEL-hf-0123456789abc",
     "HERMES_RL_SECRET_JUDGE": "SENTINEL-judge-0123456789",
+    "TAVILY_API_KEY": "SENTINEL-tavily-0123456789",
 }
 TIMEOUT_S = 400
 LISTENING = "0A"
@@ -136,7 +137,7 @@ def test_sec_01_no_key_stands_on_a_command_line(run: Watched) -> None:
 def test_sec_03_each_process_has_only_its_own_keys(run: Watched) -> None:
     assert run.environ["hermes_rl_mcp.rollout_api"] == set()
     assert run.environ["trainer"] == {"WANDB_API_KEY", "HF_TOKEN"}
-    assert run.environ["hermes_rl_mcp.envs"] == {"HF_TOKEN", "HERMES_RL_SECRET_JUDGE"}
+    assert run.environ["hermes_rl_mcp.envs"] == {"HF_TOKEN", "HERMES_RL_SECRET_JUDGE", "TAVILY_API_KEY"}
 
 
 def test_sec_02_no_file_and_no_line_of_output_has_a_key(run: Watched) -> None:

@@ -36,6 +36,7 @@ SECRETS = {
     "WANDB_API_KEY": "SENTINEL-wandb-0123456789",
     "HF_TOKEN": "SENTINEL-hf-0123456789abc",
     "HERMES_RL_SECRET_JUDGE": "SENTINEL-judge-0123456789",
+    "TAVILY_API_KEY": "SENTINEL-tavily-0123456789",
 }
 
 
@@ -75,6 +76,8 @@ async def everything_shown(rig: Rig, run_id: str) -> str:
 
 
 async def test_sec_01_sec_03_each_child_gets_its_own_keys_by_environment_and_none_by_argument(rig: Rig) -> None:
+    tools = {"SEARXNG_URL": "http://127.0.0.1:9/", "HERMES_RL_SEARCH_CORPUS": "/corpus.jsonl", "TERMINAL_TIMEOUT": "9"}
+    rig.environ |= tools
     rig.environ |= {**SECRETS, "LD_PRELOAD": "/nowhere.so", "SOMETHING_ELSE": "x", "AWS_SECRET_ACCESS_KEY": "SENTINEL"}
     run_id = await rig.start(HOLD)
     record = await rig.running(run_id)
@@ -84,11 +87,12 @@ async def test_sec_01_sec_03_each_child_gets_its_own_keys_by_environment_and_non
         assert process.identity is not None
         environ = psutil.Process(process.identity.pid).environ()
         got[name] = {key for key in SECRETS if key in environ}
+        assert {key: environ.get(key) for key in tools} == (tools if name == "env" else dict.fromkeys(tools))
         assert not {"LD_PRELOAD", "SOMETHING_ELSE", "AWS_SECRET_ACCESS_KEY"} & set(environ)
     assert got == {
         "api": set(),
         "trainer": {"WANDB_API_KEY", "HF_TOKEN"},
-        "env": {"HF_TOKEN", "HERMES_RL_SECRET_JUDGE"},
+        "env": {"HF_TOKEN", "HERMES_RL_SECRET_JUDGE", "TAVILY_API_KEY"},
     }
     for process in psutil.process_iter():
         try:

@@ -91,6 +91,17 @@ def test_an_edit_of_a_field_that_was_locked_later_does_not_beat_the_lock() -> No
     assert local({"total_steps": 3}, HERMES).values["total_steps"] == 2500
 
 
+def test_programs_that_an_environment_names_stay_as_its_file_has_them() -> None:
+    servers: dict[str, JsonValue] = {"own": {"command": "x"}}
+    for profile in (LOCAL, HERMES):
+        found = local({"mcp_servers": {"other": {"command": "rm"}}}, profile, mcp_servers=servers)
+        assert found.values["mcp_servers"] == servers == found.section("env")["mcp_servers"]
+        with pytest.raises(LockedFieldError):
+            found.editable("mcp_servers")
+    decided = local({}, LOCAL.model_copy(update={"locked": {"mcp_servers": None}}), mcp_servers=servers)
+    assert decided.values["mcp_servers"] is None
+
+
 def test_ceilings_bound_edits_and_defaults() -> None:
     with pytest.raises(InvalidValueError, match="ceiling of 64"):
         check_value(local(), "group_size", 65)

@@ -68,12 +68,13 @@ def test_fields_can_be_locked_unlocked_and_models_allowed_without_touching_the_s
         {
             "HERMES_HOME": str(home),
             "HERMES_RL_PROFILE": "hermes",
-            "HERMES_RL_UNLOCK": "total_steps, tokenizer_name",
+            "HERMES_RL_UNLOCK": "total_steps, tokenizer_name, docker_image",
             "HERMES_RL_LOCK": "difficulty=2,stop=[1,2],label=a b",
             "HERMES_RL_ALLOW_MODELS": "me/*,/data/models/*",
         }
     ).settings.profile
     assert "total_steps" not in profile.locked
+    assert "docker_image" not in profile.locked_names() and "mcp_servers" in profile.locked_names()
     assert profile.defaults["total_steps"] == 2500
     assert (profile.locked["difficulty"], profile.locked["stop"], profile.locked["label"]) == (2, [1, 2], "a b")
     assert {"me/*", "/data/models/*"} <= set(profile.allowed_models)

@@ -2,7 +2,7 @@
 
 Pure: from schema, profile and edits to the fields an agent sees and to the parts of a RunRequest. Precedence, lowest
 first: class default, the environment's own value, the profile's default, the environment's trainer suggestion, the
-user's edit, the profile's lock.
+user's edit, the profile's lock. A field that the profile keeps takes no edit.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def resolve(schema: EnvironmentSchema, profile: Profile, edits: Mapping[str, Jso
     for name, info in infos.items():
         default = _default(info, sections[name], schema, profile)
         managed = name in profile.managed
-        value = edits.get(name, default)
+        value = default if name in profile.kept else edits.get(name, default)
         if managed:
             value = profile.managed[name]
         elif name in profile.locked:
             value = profile.locked[name]
         ceiling = profile.ceilings.get(name)
-        locked = managed or name in profile.locked
+        locked = name in profile.locked_names()
         fields[name] = ResolvedField(
             info, frozenset(sections[name]), default, value, locked, managed, None if locked else ceiling
         )
