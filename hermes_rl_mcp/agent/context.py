@@ -19,6 +19,7 @@ from hermes_rl_mcp.agent.arguments import prepared
 from hermes_rl_mcp.agent.calls import as_text
 from hermes_rl_mcp.agent.interfaces import CallContext, Toolbox
 from hermes_rl_mcp.agent.sandbox.task import TaskSandbox
+from hermes_rl_mcp.agent.tools.builtin import builtin_tools
 from hermes_rl_mcp.errors import HermesRLError
 
 log = logging.getLogger(__name__)
@@ -111,12 +112,16 @@ class ToolContext:
         return self._called("browser_snapshot", {})
 
     def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> str:
-        """Any of the rollout's tools: its result as JSON text, or ``{"error"}``."""
+        """Any of the rollout's tools, or one that comes with the package whether the policy had it or not: its result
+        as JSON text, or ``{"error"}``."""
         try:
-            tool = self._toolbox.get(name)
+            ours = {tool.name: tool for tool in builtin_tools()}
+            tool = self._toolbox.get(name) or ours.get(name)
             if tool is None:
-                names = ", ".join(sorted(self._toolbox.names())) or "none"
-                return json.dumps({"error": f"There is no tool '{name}' in this rollout. Tools: {names}."})
+                names = ", ".join(sorted({*self._toolbox.names(), *ours}))
+                return json.dumps({"error": f"There is no tool '{name}'. Tools: {names}."})
+            if reason := tool.missing(self._context.settings):
+                return json.dumps({"error": f"{name} cannot be had here: {reason}"}, ensure_ascii=False)
             result = tool.handler(self._context, prepared(tool.name, tool.parameters, args or {}))
             value = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
             text = as_text(value, self._context)

@@ -16,6 +16,7 @@ from hermes_rl_mcp.agent.interfaces import ToolCallParser, ToolSchema
 from hermes_rl_mcp.agent.parsers.blocks import plain_text
 from hermes_rl_mcp.contracts.sampling_api import FinishReason
 from hermes_rl_mcp.envs.sampling import SamplingClient, Session
+from hermes_rl_mcp.envs.tokenizer import Renderer
 from hermes_rl_mcp.envs.trajectory import Completion, Message, Trajectory
 from hermes_rl_mcp.errors import InvalidValueError
 
@@ -90,10 +91,10 @@ class AgentServer:
         """The next turn. ``tools`` are those of the first call; ``extra_body`` and the like mean nothing here."""
         if n != 1 or len(messages) < self._seen:
             raise InvalidValueError("An agent's conversation only grows, and has one answer a turn.")
-        native = "tool" in str(self.client.renderer.tokenizer.chat_template)
+        native = _knows_tools(self.client.renderer)
         if self._session is None:
-            told = list(messages) if native or not tools else with_tools(messages, tools)
-            self._session = self.client.session(told, tools=list(tools or []) if native else None, split=self.split)
+            told, offered = opening(self.client.renderer, messages, tools or ())
+            self._session = self.client.session(told, tools=offered, split=self.split)
         else:
             fresh = [one for one in messages[self._seen :] if one.get("role") != "assistant"]
             self._session.add(*(one if native else as_text(one) for one in fresh))
@@ -114,6 +115,19 @@ class AgentServer:
         renderer, ids = self.client.renderer, completion.token_ids
         ended = bool(ids) and completion.finish_reason == "stop" and ids[-1] in renderer.tokenizer.all_special_ids
         return renderer.decode(ids[:-1] if ended else ids, special=True)
+
+
+def opening(
+    renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSchema]
+) -> tuple[list[Message], list[ToolSchema] | None]:
+    """Messages and tools as the chat template gets them."""
+    if _knows_tools(renderer):
+        return list(messages), list(tools)
+    return with_tools(messages, tools) if tools else list(messages), None
+
+
+def _knows_tools(renderer: Renderer) -> bool:
+    return "tool" in str(renderer.tokenizer.chat_template)
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[Message]:

@@ -281,7 +281,10 @@ def test_the_reward_reaches_the_rollouts_own_sandbox(
     assert context.download_file("none", local / "e")["success"] is False
     assert context.download_dir("none", local / "e")[0]["success"] is False
     assert context.read_file("x") == {"error": "read_file has no argument 'path'. It takes: n."}
-    assert "no tool 'web_search'" in context.web_search("x")["error"]
+    assert "error" not in context.write_file("made", "no tool of the policy was needed")
+    assert context.terminal("cat made")["output"] == "no tool of the policy was needed"
+    assert "no tool 'nothing'" in context.call_tool("nothing")
+    assert "cannot be had here" in context.call_tool("image_generate", {"prompt": "x"})
     assert context.call_tool("later", {"n": 3}) == '"3  ***"'
     assert "no luck" in context.call_tool("broken")
 
