@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from hermes_rl_mcp.agent.tools.browser_session import chromium_program
+from hermes_rl_mcp.agent.tools.browser_session import BrowserSession, chromium_program
+from hermes_rl_mcp.agent.tools.guard_proxy import public_only
 from tests.tool_parts import Asked, Caller, page_server, wait_until
 
 pytestmark = [
@@ -31,7 +32,6 @@ ANSWERS = {
     "/second": (200, "text/html", b"<title>Second</title><h1>The second page</h1>"),
     "/new": (200, "text/html", b"<title>New</title><h1>A new page</h1>"),
     "/long": (200, "text/html", b"<ul>" + b"".join(b"<li>row %d</li>" % n for n in range(2000)) + b"</ul>"),
-    "/inside": (302, "text/plain", b"http://169.254.1.1/"),
 }
 
 
@@ -113,6 +113,47 @@ def test_no_page_reaches_this_machine_unless_the_operator_allows_it(
     assert guarded("browser_console", expression=fetched)["result"] == '"blocked"'
     assert len(asked) == before
     guarded.close()
+
+
+SOCKET = """new Promise(done => { const one = new WebSocket('%s'); one.onopen = () => done('open');
+one.onerror = () => done('refused'); })"""
+
+
+def test_neither_a_redirect_nor_a_web_socket_nor_the_protocol_leads_past_the_guard(
+    server: tuple[str, list[Asked]],
+) -> None:
+    inside, asked = server
+    before = len(asked)
+    answers = {
+        "/page": (200, "text/html", b"<h1>outside</h1>"),
+        "/moved": (302, "text/plain", f"{inside}/second".encode()),
+    }
+    with page_server(answers) as (outside, _):
+
+        def judge(url: str) -> list[str]:  # as if this one server were somewhere else
+            return ["127.0.0.1"] if url.startswith(outside) else public_only(url)
+
+        session = BrowserSession(chromium_program(""), allow_private=False, judge=judge)
+
+        async def content(path: str) -> str:
+            await session.page.goto(outside + path)
+            return str(await session.page.content())
+
+        async def evaluated(expression: str) -> Any:
+            return await session.page.evaluate(expression)
+
+        async def file_opened() -> Any:
+            channel = await session.page.context.new_cdp_session(session.page)
+            return await channel.send("Page.navigate", {"url": "file:///etc/passwd"})
+
+        try:
+            assert "outside" in session.run(content("/page"))
+            assert session.run(evaluated(SOCKET % inside.replace("http", "ws"))) == "refused"
+            assert "such addresses are refused" in session.run(content("/moved"))
+            assert "BLOCKED" in session.run(file_opened())["errorText"]
+        finally:
+            session.close()
+    assert len(asked) == before
 
 
 def test_after_the_task_no_browser_is_left(tmp_path: Path, server: tuple[str, list[Asked]]) -> None:

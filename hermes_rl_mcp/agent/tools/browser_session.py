@@ -6,14 +6,13 @@ Invariant: unless private addresses are allowed, no request of any page goes to 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from hermes_rl_mcp.agent.loop_thread import LoopThread
-from hermes_rl_mcp.agent.tools.fetching import FetchError, checked_url
+from hermes_rl_mcp.agent.tools.guard_proxy import GuardProxy, Judge, public_only
 
 _T = TypeVar("_T")
 START_S = 60.0
@@ -22,17 +21,17 @@ NAVIGATE_MS = 30_000
 CALL_S = 60.0
 CLOSE_S = 15.0
 MAX_LINES = 200
+_SCHEMES = ("http", "https", "data", "blob", "about")
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 class BrowserSession:
     """Methods block. ``page`` belongs to the loop thread: use it inside ``run``."""
 
-    def __init__(self, program: str, *, allow_private: bool) -> None:
+    def __init__(self, program: str, *, allow_private: bool, judge: Judge = public_only) -> None:
         self._program = program
-        self._allow_private = allow_private
+        self._proxy = None if allow_private else GuardProxy(judge)
         self._thread = LoopThread("browser")
-        self._judged: dict[str, bool] = {}
         self.console: list[dict[str, str]] = []
         self.dialogs: list[dict[str, Any]] = []
         """Open ones, the oldest first: ``{dialog_id, type, message, default_value, object}``."""
@@ -71,14 +70,21 @@ class BrowserSession:
         from playwright.async_api import async_playwright
 
         self._playwright = await async_playwright().start()
+        guarded: dict[str, Any] = {}
+        if self._proxy is not None:
+            guarded["proxy"] = {
+                "server": await self._proxy.start(),
+                "bypass": "<-loopback>",
+            }  # loopback through it, too
         root = hasattr(os, "geteuid") and os.geteuid() == 0  # Chromium has no sandbox of its own for root
         self._browser = await self._playwright.chromium.launch(
             executable_path=self._program or None,
             chromium_sandbox=not root,
-            args=["--disable-dev-shm-usage", "--disable-gpu"],
+            args=["--disable-dev-shm-usage", "--disable-gpu", "--webrtc-ip-handling-policy=disable_non_proxied_udp"],
             handle_sigint=False,
             handle_sigterm=False,
             handle_sighup=False,
+            **guarded,
         )
         context = await self._browser.new_context(accept_downloads=False, service_workers="block")
         context.set_default_timeout(ACTION_MS)
@@ -91,6 +97,8 @@ class BrowserSession:
             await self._browser.close()
         if self._playwright is not None:
             await self._playwright.stop()
+        if self._proxy is not None:
+            await self._proxy.close()
         self._browser = self._playwright = None
 
     def _adopt(self, page: Any) -> None:
@@ -117,21 +125,11 @@ class BrowserSession:
         )
 
     async def _judge(self, route: Any) -> None:
-        url: str = route.request.url
-        if url.startswith(("data:", "blob:", "about:")) or await self._may_open(url):
+        """No files of this machine; addresses are the proxy's affair."""
+        if str(route.request.url).partition(":")[0].lower() in _SCHEMES:
             await route.continue_()
         else:
             await route.abort("blockedbyclient")
-
-    async def _may_open(self, url: str) -> bool:
-        host = url.partition("://")[0] + "://" + url.partition("://")[2].partition("/")[0]
-        if host not in self._judged:
-            try:
-                await asyncio.to_thread(checked_url, host, allow_private=self._allow_private)
-                self._judged[host] = True
-            except FetchError:
-                self._judged[host] = False
-        return self._judged[host]
 
 
 def chromium_program(wanted: str) -> str:
