@@ -13,8 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from hermes_rl_mcp.agent.calls import call_tool
 from hermes_rl_mcp.agent.interfaces import CallContext, CommandResult, Tool
-from hermes_rl_mcp.agent.toolbox import call_tool, tools_by_name
+from hermes_rl_mcp.agent.toolbox import tools_by_name
 
 
 class FolderProcess:

@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,7 @@ async def answer(
     """``arguments`` is JSON text as the model wrote it; nothing at all means no arguments."""
     tool = toolbox.get(name) if name in allowed else None
     if tool is None:
-        if name in NOT_IN_ROLLOUTS:
-            return _failed(f"{name} is not available in RL environments.")
-        names = ", ".join(sorted(allowed)[:_NAMES_SHOWN]) or "none"
-        return _failed(f"Unknown tool '{name[:80]}'. Available tools: {names}.")
+        return _absent(name, allowed)
     try:
         values = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -68,15 +65,28 @@ async def answer(
             result = await called(tool, values, context, pool)
     except TimeoutError:
         return _failed(f"{name} did not end within {timeout_s:g} s.")
-    except HermesRLError as error:
-        return _failed(_masked(str(error), context))
-    except Exception as error:  # a rollout's boundary: the model reads what went wrong
-        log.info("tool %s failed", name, exc_info=True)
-        return _failed(_masked(f"Tool execution failed: {type(error).__name__}: {error}", context))
+    except Exception as error:  # noqa: BLE001 - a rollout's boundary: the model reads what went wrong
+        return _explained(error, name, context)
     finally:
         if (spent_s := time.monotonic() - begun) > SLOW_S:
             log.info("tool %s took %.0f s", name, spent_s)
-    return Answer(as_text(result, context), _error_in(result))
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    return Answer(_masked(text, context), _error_in(result))
+
+
+def answer_json(name: str, arguments: Mapping[str, Any], *, tools: Mapping[str, Tool], context: CallContext) -> str:
+    """The same for code instead of a model: blocks, so not for an event loop's thread, and gives JSON text always, of
+    the result or of ``{"error": sentence}``."""
+    tool = tools.get(name)
+    if tool is None:
+        return _absent(name, tools).text
+    if reason := tool.missing(context.settings):
+        return _failed(f"{name} cannot be had here: {reason}").text
+    try:
+        result = call_tool(tool, arguments, context)
+    except Exception as error:  # noqa: BLE001 - a rollout's boundary: the caller reads what went wrong
+        return _explained(error, name, context).text
+    return _masked(json.dumps(result, ensure_ascii=False), context)
 
 
 async def called(tool: Tool, values: dict[str, Any], context: CallContext, pool: ToolPool) -> JsonValue:
@@ -89,9 +99,29 @@ async def called(tool: Tool, values: dict[str, Any], context: CallContext, pool:
     return await found if inspect.isawaitable(found) else found
 
 
-def as_text(result: JsonValue, context: CallContext) -> str:
-    """What a model reads: text as it is, anything else as JSON."""
-    return _masked(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False), context)
+def call_tool(tool: Tool, arguments: Mapping[str, Any], context: CallContext) -> JsonValue:
+    """The result of one call; blocks. Raises InvalidValueError for arguments that do not fit the schema, and whatever
+    the tool raises."""
+    result = tool.handler(context, prepared(tool.name, tool.parameters, arguments))
+    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _absent(name: str, allowed: Collection[str]) -> Answer:
+    if name in NOT_IN_ROLLOUTS:
+        return _failed(f"{name} is not available in RL environments.")
+    names = ", ".join(sorted(allowed)[:_NAMES_SHOWN]) or "none"
+    return _failed(f"Unknown tool '{name[:80]}'. Available tools: {names}.")
+
+
+def _explained(error: Exception, name: str, context: CallContext) -> Answer:
+    if isinstance(error, HermesRLError):
+        return _failed(_masked(str(error), context))
+    log.info("tool %s failed", name, exc_info=error)
+    return _failed(_masked(f"Tool execution failed: {type(error).__name__}: {error}", context))
 
 
 def _error_in(result: JsonValue) -> str | None:

@@ -6,8 +6,6 @@ its reason. Methods block: an async reward function calls them by ``asyncio.to_t
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hermes_rl_mcp.agent.arguments import prepared
-from hermes_rl_mcp.agent.calls import as_text
+from hermes_rl_mcp.agent.calls import answer_json
 from hermes_rl_mcp.agent.interfaces import CallContext, Toolbox
 from hermes_rl_mcp.agent.sandbox.task import TaskSandbox
 from hermes_rl_mcp.agent.tools.builtin import builtin_tools
-from hermes_rl_mcp.errors import HermesRLError
 
 log = logging.getLogger(__name__)
 
@@ -114,23 +110,9 @@ class ToolContext:
     def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> str:
         """Any of the rollout's tools, or one that comes with the package whether the policy had it or not: its result
         as JSON text, or ``{"error"}``."""
-        try:
-            ours = {tool.name: tool for tool in builtin_tools()}
-            tool = self._toolbox.get(name) or ours.get(name)
-            if tool is None:
-                names = ", ".join(sorted({*self._toolbox.names(), *ours}))
-                return json.dumps({"error": f"There is no tool '{name}'. Tools: {names}."})
-            if reason := tool.missing(self._context.settings):
-                return json.dumps({"error": f"{name} cannot be had here: {reason}"}, ensure_ascii=False)
-            result = tool.handler(self._context, prepared(tool.name, tool.parameters, args or {}))
-            value = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-            text = as_text(value, self._context)
-            return json.dumps(text, ensure_ascii=False) if isinstance(value, str) else text
-        except HermesRLError as error:
-            return json.dumps({"error": str(error)}, ensure_ascii=False)
-        except Exception as error:  # a rollout's boundary: the reward function reads what went wrong
-            log.info("tool %s failed", name, exc_info=True)
-            return json.dumps({"error": f"Tool execution failed: {type(error).__name__}: {error}"})
+        tools = {tool.name: tool for tool in builtin_tools()}
+        tools |= {one: tool for one in self._toolbox.names() if (tool := self._toolbox.get(one)) is not None}
+        return answer_json(name, args or {}, tools=tools, context=self._context)
 
     def cleanup(self) -> None:
         """Ends the task's processes, browser and sandbox. Errors are logged; twice is fine."""
@@ -150,7 +132,3 @@ class ToolContext:
     def _called(self, name: str, args: Mapping[str, Any]) -> Found:
         found = json.loads(self.call_tool(name, args))
         return found if isinstance(found, dict) else {"result": found}
-
-
-async def _awaited(result: Any) -> Any:
-    return await result

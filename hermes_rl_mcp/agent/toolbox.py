@@ -6,8 +6,6 @@ Invariant: a tool that is offered to a model can be called; whatever was asked f
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import logging
 import os
@@ -16,19 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import JsonValue
-
-from hermes_rl_mcp.agent.arguments import prepared
+from hermes_rl_mcp.agent.calls import NOT_IN_ROLLOUTS, answer_json
 from hermes_rl_mcp.agent.distributions import sample_toolsets_from_distribution
 from hermes_rl_mcp.agent.interfaces import CallContext, Tool, ToolSchema
 from hermes_rl_mcp.agent.tools.builtin import builtin_tools
 from hermes_rl_mcp.agent.toolsets import BUILTIN, Toolset, Toolsets
-from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
+from hermes_rl_mcp.errors import InvalidValueError
 
 log = logging.getLogger(__name__)
-
-LEFT_TO_THE_LOOP = ("memory", "session_search", "delegate_task", "clarify")
-"""Of the original's; they belong to a conversation with a person."""
 
 
 class ToolSelection:
@@ -238,23 +231,6 @@ def check_tool_availability(
     return there, away
 
 
-def call_tool(tool: Tool, arguments: Mapping[str, Any], context: CallContext) -> JsonValue:
-    """The result of one call; blocks, so not for an event loop's thread. Raises InvalidValueError for arguments that do
-    not fit the schema, and whatever the tool raises."""
-    result = tool.handler(context, prepared(tool.name, tool.parameters, arguments))
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-
-
-async def call_tool_async(tool: Tool, arguments: Mapping[str, Any], context: CallContext) -> JsonValue:
-    """The same for a tool whose handler is async, on the running loop."""
-    result = tool.handler(context, prepared(tool.name, tool.parameters, arguments))
-    return await result if inspect.isawaitable(result) else result
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
-
-
 def handle_function_call(
     name: str,
     args: Mapping[str, Any] | None,
@@ -273,18 +249,10 @@ def handle_function_call(
     ``context`` has the task's sandbox and settings. ``task_id``, ``tool_call_id``, ``session_id``, ``user_task`` and
     ``skip_pre_tool_call_hook`` are the original's arguments; the context knows the task, and there are no hooks.
     """
-    if name in LEFT_TO_THE_LOOP:
+    if name in NOT_IN_ROLLOUTS:
         return json.dumps({"error": f"{name} must be handled by the agent loop."})
-    tool = tools_by_name(extra).get(name)
-    if tool is None or (enabled_tools is not None and name not in set(enabled_tools)):
-        names = sorted(enabled_tools if enabled_tools is not None else get_all_tool_names())
-        return json.dumps({"error": f"There is no tool {name[:80]!r}. Tools: {', '.join(names)}."})
-    if reason := tool.missing(context.settings):
-        return json.dumps({"error": f"{name} cannot be had here: {reason}"}, ensure_ascii=False)
-    try:
-        return json.dumps(call_tool(tool, args or {}, context), ensure_ascii=False)
-    except HermesRLError as error:
-        return json.dumps({"error": str(error)}, ensure_ascii=False)
-    except Exception as error:  # a rollout's boundary: the model reads what went wrong
-        log.info("tool %s failed", name, exc_info=True)
-        return json.dumps({"error": f"Tool execution failed: {type(error).__name__}: {error}"}, ensure_ascii=False)
+    tools = tools_by_name(extra)
+    if enabled_tools is not None:
+        enabled = set(enabled_tools)
+        tools = {one: tool for one, tool in tools.items() if one in enabled}
+    return answer_json(name, args or {}, tools=tools, context=context)

@@ -283,7 +283,7 @@ def test_the_reward_reaches_the_rollouts_own_sandbox(
     assert context.read_file("x") == {"error": "read_file has no argument 'path'. It takes: n."}
     assert "error" not in context.write_file("made", "no tool of the policy was needed")
     assert context.terminal("cat made")["output"] == "no tool of the policy was needed"
-    assert "no tool 'nothing'" in context.call_tool("nothing")
+    assert "Unknown tool 'nothing'" in context.call_tool("nothing")
     assert "cannot be had here" in context.call_tool("image_generate", {"prompt": "x"})
     assert context.call_tool("later", {"n": 3}) == '"3  ***"'
     assert "no luck" in context.call_tool("broken")

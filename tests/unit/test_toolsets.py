@@ -165,8 +165,8 @@ def test_a_call_by_name_gives_json_and_never_raises(tmp_path: Path) -> None:
         return found
 
     assert call("terminal", {"command": "echo hi", "timeout": "20"})["output"] == "hi\n"
-    assert "no tool 'nothing'" in str(call("nothing", {})["error"])
-    assert "no tool 'todo'" in str(call("todo", {}, enabled_tools=["terminal"])["error"])
+    assert "Unknown tool 'nothing'" in str(call("nothing", {})["error"])
+    assert "Unknown tool 'todo'" in str(call("todo", {}, enabled_tools=["terminal"])["error"])
     assert "must be handled by the agent loop" in str(call("memory", {})["error"])
     assert "cannot be had here" in str(call("web_search", {"query": "x"})["error"])
     assert "required" in str(call("terminal", {})["error"])
