@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import anyio
 from anyio import to_thread
@@ -123,7 +124,12 @@ async def relaunch_queued(home: Home, environ: Mapping[str, str], *, wait_s: flo
     relaunched = []
     for listed in reversed(await to_thread.run_sync(RunStore(home).active)):
         paths = home.run(listed.run_id)
-        if not waits_for_relaunch(listed) or (lock := locks.take(paths.supervisor_lock)) is None:
+        if not waits_for_relaunch(listed):
+            continue
+        take = partial(locks.take, paths.supervisor_lock, timeout_s=locks.PROBE_S)
+        with anyio.CancelScope(shield=True):  # a lock that nobody knows of would be held for good
+            lock = await to_thread.run_sync(take)
+        if lock is None:
             continue
         record = read_record(paths)
         if not waits_for_relaunch(record):  # another server was quicker, and that supervisor is gone already
@@ -185,8 +191,8 @@ def _draft(home: Home, request: RunRequest) -> Iterator[tuple[RunPaths, locks.He
     draft = RunPaths(home.runs / f"{_DRAFT}{request.run_id}" / request.run_id)
     try:
         make_private_dir(draft.dir)
-        lock = locks.take(draft.supervisor_lock)
-        assert lock is not None  # the draft's name is ours alone
+        lock = locks.take(draft.supervisor_lock, timeout_s=locks.PROBE_S)
+        assert lock is not None  # the draft's name is ours alone; who clears drafts only looks
         try:
             yield draft, lock
         except BaseException:

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+PROBE_S = 0.5
+"""Who looks whether a lock is held (``is_held``) holds it for that instant. Whoever must not take that for an owner
+waits so long for it."""
 _POLL_S = 0.02
 
 

@@ -56,7 +56,7 @@ def reconcile(paths: RunPaths, record: RunRecord) -> RunRecord:
 
 def fail(paths: RunPaths, reason: str, error: str, hint: str) -> RunRecord:
     """Closes the record of a run whose supervisor died before it did anything."""
-    lock = locks.take(paths.supervisor_lock)
+    lock = locks.take(paths.supervisor_lock, timeout_s=locks.PROBE_S)
     if lock is None:
         return read_record(paths)
     try:

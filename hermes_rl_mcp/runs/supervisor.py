@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from hermes_rl_mcp.checkpoints import last_complete
 from hermes_rl_mcp.contracts.config import Ports, RunConfig
+from hermes_rl_mcp.contracts.rollout_api import HealthReply
 from hermes_rl_mcp.contracts.runs import START_ORDER, ProcessName, RunRequest, RunStatus, StopRequest
 from hermes_rl_mcp.files import create_once, now, read_file, write_atomic
 from hermes_rl_mcp.paths import Home, claims_dir
@@ -355,7 +356,7 @@ class Supervisor:
         if name == "env" and code == 0 and self._config and self._health:
             if self._env_may_go:
                 return None
-            if outcome.covers_rest(await self._health.rollouts(), self._config):
+            if outcome.covers_rest(await self._rollouts(self._health), self._config):
                 self._env_may_go = True
                 self._say("the environment is done; training on what it sent")
                 return None
@@ -366,6 +367,15 @@ class Supervisor:
         if (verdict := self._completion()) or self._completed_at is not None:
             return verdict
         return self._failure(cause)
+
+    async def _rollouts(self, health: Health) -> HealthReply | None:
+        """Asked again for a while if there is no answer: a busy rollout API costs no run that has all it needs."""
+        deadline = time.monotonic() + self._limits.cascade_s
+        while (found := await health.rollouts()) is None and time.monotonic() < deadline:
+            if self._processes["api"].poll() is not None:
+                break
+            await anyio.sleep(_TICK_S)
+        return found
 
     async def _cause(self, name: ProcessName) -> ProcessName:
         """Who is to blame for this death. A server that fails stops answering before it ends, so whoever needs it may

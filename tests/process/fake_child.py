@@ -21,7 +21,7 @@ Knobs per role (all optional):
   spew_bytes N            print that much without a newline
   spew_mb_per_s N         print that much for ever, with progress bars and without a newline
   die_with_trainer CODE   exit as soon as the trainer does not answer
-  silent_before_death S   answer nothing for so long before ``die_on_go``
+  silent_before_death     before ``die_on_go`` answer nothing until ``RUN/dies`` exists
   report {...}            ChildReport fields written before exit
   hang_after_report       do not exit after the completion record
   stays_s S               trainer: stay up after the completion record, which says so, until there is an evaluation
@@ -37,6 +37,7 @@ Knobs per role (all optional):
   step_s S                trainer: time per step
   metrics [{...}, ...]    trainer: further values of each step's line; the last entry holds for all later steps
   queue_size N, current_step N   api: what /health says
+  mute_until_go           api: no answer from when the run is running until ``RUN/go`` exists
   nonce TEXT              answer a wrong nonce
 """
 
@@ -100,7 +101,7 @@ class Child:
 
     def answer(self, path: str) -> dict[str, Any] | None:
         prefix = f"/{self.config['run']['path_prefix']}"
-        if self.silent:
+        if self.silent or (self.knobs.get("mute_until_go") and self.is_running() and not self.may_go()):
             return None
         if path == f"{prefix}/health":
             return self.health()
@@ -168,7 +169,7 @@ class Child:
         if self.role == "env":
             prefix = self.config["run"]["path_prefix"]
             url = f"http://127.0.0.1:{self.config['ports']['rollout_api']}/{prefix}/register-env"
-            urllib.request.urlopen(url, timeout=5).close()
+            urllib.request.urlopen(url, timeout=60).close()
         self.ready = True
         for knob, server in (("die_with_api", "rollout_api"), ("die_with_trainer", "trainer")):
             if knob in knobs:
@@ -180,7 +181,8 @@ class Child:
             self.wait_for_go()
             if "silent_before_death" in knobs:
                 self.silent = True
-                time.sleep(knobs["silent_before_death"])
+                while not (self.run_dir / "dies").exists():
+                    time.sleep(0.02)
             return self.die(knobs["die_on_go"])
         if "evaluates" in knobs or "leaves_evaluation" in knobs:
             return self.evaluate()
@@ -207,18 +209,24 @@ class Child:
         url = f"http://127.0.0.1:{self.config['ports'][server]}/{prefix}/health"
         with contextlib.suppress(OSError):
             while True:
-                urllib.request.urlopen(url, timeout=5).close()
+                urllib.request.urlopen(url, timeout=60).close()
                 time.sleep(0.02)
         os._exit(code)
 
     def wait_until_running(self) -> None:
         """So that a death is one of a running process, not of a starting one."""
-        while json.loads((self.run_dir / "run.json").read_text())["status"] in ("queued", "starting"):
+        while not self.is_running():
             time.sleep(0.02)
 
+    def is_running(self) -> bool:
+        return json.loads((self.run_dir / "run.json").read_text())["status"] not in ("queued", "starting")
+
     def wait_for_go(self) -> None:
-        while not (self.run_dir / "go").exists():
+        while not self.may_go():
             time.sleep(0.02)
+
+    def may_go(self) -> bool:
+        return (self.run_dir / "go").exists()
 
     def train(self) -> int:
         total = self.config["env"]["total_steps"]

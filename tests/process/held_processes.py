@@ -16,7 +16,7 @@ from rollout_rig import running
 from test_server_process import http_server
 from three_processes import run_directory
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
 
 def start_env(folder: Path, environ: dict[str, str], url: str) -> EnvProcess:
@@ -42,7 +42,7 @@ async def test_until_killed(rig: Rig, tmp_path: Path, environ: dict[str, str]) -
         await rig.running(await rig.start(HOLD))
         assert env.process.poll() is None, env.text
         say_ready()
-        threading.Event().wait(300)
+        threading.Event().wait(600)
 
 
 def say_ready() -> None:

@@ -22,7 +22,7 @@ from hermes_rl_mcp.paths import RUN_ID, Home
 from hermes_rl_mcp.runs.process import identity_of, is_alive
 from hermes_rl_mcp.runs.state import MOVES, UnreadableRecordError, read_record
 
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 """For a process that a killed supervisor had just started: nobody knows of it, but it sees its lifeline end. Generous,
 for a busy machine; a process that nobody ends lives for minutes."""
 _SECOND_LOOK_S = 0.1

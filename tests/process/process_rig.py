@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,24 +21,27 @@ from hermes_rl_mcp.contracts.runs import Event, RunRecord, RunRequest, RunStatus
 from hermes_rl_mcp.files import now, read_tail
 from hermes_rl_mcp.paths import Home, RunPaths
 from hermes_rl_mcp.runs import launch
+from hermes_rl_mcp.runs.process import signal_process
 from hermes_rl_mcp.runs.store import RunStore
 
 FAKE_CHILD = Path(__file__).with_name("fake_child.py")
-QUICK = {
-    "api_ready_s": 30,
-    "trainer_ready_s": 30,
-    "env_ready_s": 30,
-    "completion_exit_s": 0.3,
-    "env_term_s": 0.5,
-    "trainer_term_s": 0.5,
-    "api_term_s": 0.5,
-    "kill_s": 2,
+PATIENT = {
+    "api_ready_s": 100,
+    "trainer_ready_s": 100,
+    "env_ready_s": 100,
+    "completion_exit_s": 60,
+    "env_term_s": 60,
+    "trainer_term_s": 60,
+    "api_term_s": 60,
+    "kill_s": 20,
 }
+"""Scripted children take milliseconds for all of this, unless the machine is busy. A test whose child hangs or ignores
+what it is told names a shorter bound."""
 Knobs = dict[str, dict[str, Any]]
 
 
 async def until(
-    condition: Callable[[], object], timeout_s: float = 10, found: Callable[[], str] = lambda: "not in time"
+    condition: Callable[[], object], timeout_s: float = 60, found: Callable[[], str] = lambda: "not in time"
 ) -> None:
     """Returns once the condition is true; else fails with what was ``found`` instead."""
     with anyio.move_on_after(timeout_s):
@@ -46,6 +50,16 @@ async def until(
                 return
             await anyio.sleep(0.02)
     raise TimeoutError(found())
+
+
+def zombies() -> list[psutil.Process]:
+    """Children of this process that nobody has waited for."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
 
 
 class Rig:
@@ -69,7 +83,7 @@ class Rig:
             role: [sys.executable, str(FAKE_CHILD), role, str(knobs_file)] for role in ("api", "trainer", "env")
         }
         commands_file = self.folder / f"commands_{number}.json"
-        commands_file.write_text(json.dumps({"commands": commands, "limits": {**QUICK, **limits}}))
+        commands_file.write_text(json.dumps({"commands": commands, "limits": {**PATIENT, **limits}}))
         return {**self.environ, "HERMES_RL_CHILD_COMMANDS": str(commands_file)}
 
     def request(self, **changes: Any) -> RunRequest:
@@ -97,7 +111,7 @@ class Rig:
     def paths(self, run_id: str) -> RunPaths:
         return self.home.run(run_id)
 
-    async def wait(self, run_id: str, condition: Callable[[RunRecord], bool], timeout_s: float = 40) -> RunRecord:
+    async def wait(self, run_id: str, condition: Callable[[RunRecord], bool], timeout_s: float = 100) -> RunRecord:
         """The first record that fulfils the condition."""
         with anyio.fail_after(timeout_s):
             while True:
@@ -107,7 +121,7 @@ class Rig:
                 assert not record.status.terminal, f"ended as {record.status}: {record.error}\n{self.explain(run_id)}"
                 await anyio.sleep(0.02)
 
-    async def end(self, run_id: str, timeout_s: float = 40) -> RunRecord:
+    async def end(self, run_id: str, timeout_s: float = 100) -> RunRecord:
         """The terminal record."""
         return await self.wait(run_id, lambda record: record.status.terminal, timeout_s)
 
@@ -143,8 +157,8 @@ class Rig:
         for run_id in self.started:
             record = self.store.get(run_id) if self.paths(run_id).record.exists() else None
             if record and not record.status.terminal and record.supervisor:
-                os.kill(record.supervisor.pid, signal.SIGTERM)
-        deadline = time.monotonic() + 10
+                signal_process(record.supervisor, signal.SIGTERM)
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and any(self.marked(run_id) for run_id in self.started):
             time.sleep(0.05)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def control_group() -> Iterator[Path]:
             folder.rmdir()
         pytest.skip(f"no memory control group can be made here: {error}")
     yield folder
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while folder.exists():
         try:
             folder.rmdir()
@@ -96,7 +97,8 @@ async def test_fi_06_the_kernels_out_of_memory_killer_is_named_as_evidence(rig: 
     record = await rig.end(request.run_id)
     assert record.status is RunStatus.FAILED
     assert "The trainer was killed by signal 9" in (record.error or "")
-    assert "1 out-of-memory kill meanwhile, 1 in the run's own control group" in (record.hint or "")
+    # Of the whole machine there may have been more: it does other things, too.
+    assert re.search(r"\d+ out-of-memory kills? meanwhile, 1 in the run's own control group", record.hint or "")
 
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["one after the other", "all dead when it looks"])
@@ -117,7 +119,7 @@ async def test_fi_08_the_first_to_die_is_named_not_the_cascade_and_the_last_chec
         os.kill(record.supervisor.pid, signal.SIGSTOP)
     rig.go(run_id)
     if asleep:
-        await until(lambda: not rig.marked(run_id), 30)
+        await until(lambda: not rig.marked(run_id))
         os.kill(record.supervisor.pid, signal.SIGCONT)
     record = await rig.end(run_id)
     assert record.status is RunStatus.FAILED
@@ -152,7 +154,7 @@ async def test_fi_30_sigterm_to_the_supervisor_lets_the_trainer_checkpoint_and_c
 
 
 async def test_fi_30_a_trainer_that_does_not_answer_sigterm_is_not_waited_for_beyond_the_bound(rig: Rig) -> None:
-    run_id = await rig.start({"trainer": {"hold_at": 1, "ignore_term": True}})
+    run_id = await rig.start({"trainer": {"hold_at": 1, "ignore_term": True}}, trainer_term_s=0.5)
     record = await rig.running(run_id)
     assert record.supervisor is not None
     os.kill(record.supervisor.pid, signal.SIGTERM)

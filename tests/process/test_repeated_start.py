@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 
+import psutil
 import pytest
 from process_rig import HOLD, Rig, until
 
@@ -33,7 +34,7 @@ async def test_a_key_that_was_used_before_is_said_to_start_nothing(rig: Rig) -> 
 
 
 async def test_a_run_that_was_stopped_before_its_first_step_is_not_said_to_go_on(rig: Rig) -> None:
-    run_id = await rig.start(HOLD)
+    run_id = await rig.start({"trainer": {"hold_at": 0}})
     await launch.stop(rig.home, run_id, "test")
     await rig.end(run_id)
     shown = text.status(await Operations(load_settings(rig.environ)).check_status(run_id))
@@ -49,6 +50,7 @@ async def test_a_supervisor_that_is_stopped_is_said_to_look_no_more(rig: Rig) ->
     await until(lambda: rig.paths(run_id).vitals.exists())
     signal_process(supervisor, signal.SIGSTOP)
     try:
+        await until(lambda: psutil.Process(supervisor.pid).status() == psutil.STATUS_STOPPED)
         old = json.loads(read_file(rig.paths(run_id).vitals))
         write_atomic(rig.paths(run_id).vitals, json.dumps({**old, "time": "2026-01-01T00:00:00+00:00"}))
         answer = await operations.check_status(run_id)

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from process_rig import QUICK, Knobs, Rig, until
+from process_rig import Knobs, Rig, until
 
 from hermes_rl_mcp.contracts.records import Evaluation
 from hermes_rl_mcp.contracts.results import CheckStatus, GetResults
@@ -36,7 +36,7 @@ FOUND: dict[str, Any] = {
     "verdict": "improved by 0.40, 95% interval 0.25 to 0.55",
 }
 SLOW_TRAINER = pytest.param(3, "exited with code 3", marks=pytest.mark.slow)
-STAYS: dict[str, Any] = {"checkpoint_every": 3, "stays_s": 60, "metrics": [{"time/step_s": 0.5}]}
+STAYS: dict[str, Any] = {"checkpoint_every": 3, "stays_s": 300, "metrics": [{"time/step_s": 0.5}]}
 
 
 async def evaluating(rig: Rig, knobs: Knobs, **limits: float) -> str:
@@ -62,13 +62,14 @@ def assert_complete(rig: Rig, record: RunRecord, found: GetResults) -> None:
 
 
 async def test_a_run_is_completed_when_it_was_evaluated_and_its_results_have_the_verdict(rig: Rig) -> None:
-    run_id = await evaluating(rig, {"env": {"evaluates": FOUND}})
+    exit_s = 0.3
+    run_id = await evaluating(rig, {"env": {"evaluates": FOUND}}, completion_exit_s=exit_s)
     assert (await results(rig, run_id)).evaluation is None
     rig.paths(run_id).env_state.write_text('{"time": "2026-01-01", "evaluating": "base: 34 of 40 answers"}')
     now = await shown(rig, run_id)
     assert (now.status, now.detail) == ("running", "evaluating on held-out items, base: 34 of 40 answers")
     assert now.eta_seconds is None
-    end = time.monotonic() + 3 * QUICK["completion_exit_s"]  # by then a trainer that only has to exit is made to
+    end = time.monotonic() + 3 * exit_s  # by then a trainer that only has to exit is made to
     while time.monotonic() < end:
         assert rig.store.get(run_id).status is RunStatus.RUNNING
         await anyio.sleep(0.05)
@@ -114,7 +115,7 @@ async def test_an_environment_that_goes_instead_of_evaluating_ends_a_completed_r
 
 async def test_an_evaluation_that_hangs_ends_at_its_bound_and_the_run_is_completed(rig: Rig) -> None:
     deaf = {**STAYS, "stays_s": 0.5, "hang_after_report": True, "ignore_term": True}
-    run_id = await evaluating(rig, {"trainer": deaf}, kill_s=0.5)
+    run_id = await rig.start({"trainer": deaf}, completion_exit_s=0.3, kill_s=0.5)
     record = await rig.end(run_id)
     assert_complete(rig, record, await results(rig, run_id))
     assert record.processes["trainer"].forced
@@ -122,9 +123,9 @@ async def test_an_evaluation_that_hangs_ends_at_its_bound_and_the_run_is_complet
 
 
 async def test_a_stop_in_the_evaluation_ends_it_and_the_run_is_completed(rig: Rig) -> None:
-    run_id = await evaluating(rig, {}, kill_s=30)
+    run_id = await evaluating(rig, {"trainer": {**STAYS, "stays_s": 600}}, kill_s=60)
     await launch.stop(rig.home, run_id, "enough")
-    record = await rig.end(run_id, 20)
+    record = await rig.end(run_id)
     assert_complete(rig, record, await results(rig, run_id))
     assert record.stop_reason == "enough"
     assert (record.processes["trainer"].exit_code, record.processes["trainer"].forced) == (0, True)
@@ -135,7 +136,7 @@ async def test_a_run_whose_supervisor_dies_in_the_evaluation_is_completed_for_it
     supervisor = rig.store.get(run_id).supervisor
     assert supervisor is not None
     os.kill(supervisor.pid, signal.SIGKILL)
-    await until(lambda: rig.store.get(run_id).status.terminal, 20)
+    await until(lambda: rig.store.get(run_id).status.terminal)
     assert_complete(rig, rig.store.get(run_id), await results(rig, run_id))
     assert "while it was evaluated" in rig.events(run_id)[-1].reason
 

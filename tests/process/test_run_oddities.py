@@ -39,12 +39,15 @@ async def test_fi_12_a_daemon_that_left_group_session_and_marker_behind_is_ended
 async def test_fi_08_a_failure_that_hides_behind_the_death_of_another_is_found(rig: Rig) -> None:
     report = {"status": "failed", "step": 1, "error": "CUDA out of memory at step 2.", "hint": "Halve batch_size."}
     knobs = {
-        "trainer": {"die_on_go": 1, "silent_before_death": 1.5, "report": report},
+        "trainer": {"die_on_go": 1, "silent_before_death": True, "report": report},
         "env": {"die_with_trainer": 9, "say": "no answer from the sampler\n"},
     }
-    run_id = await rig.start(knobs, cascade_s=30)
-    await rig.running(run_id)
+    run_id = await rig.start(knobs, cascade_s=60)
+    environment = (await rig.running(run_id)).processes["env"].identity
+    assert environment is not None
     rig.go(run_id)
+    await until(lambda: not is_alive(environment))
+    (rig.paths(run_id).dir / "dies").touch()
     record = await rig.end(run_id)
     assert (record.error, record.hint) == ("CUDA out of memory at step 2.", "Halve batch_size.")
     assert record.processes["env"].exit_code == 9, "it was the first to die"
@@ -60,15 +63,15 @@ async def test_fi_08_an_environment_that_dies_of_itself_is_blamed_at_once(rig: R
 
 async def test_fi_15_a_flood_of_output_is_cut_before_it_fills_the_disk(rig: Rig) -> None:
     limit = 8 * 2**20
-    run_id = await rig.start({**HOLD, "env": {"spew_mb_per_s": 100}}, log_max_bytes=limit)
+    run_id = await rig.start({**HOLD, "env": {"spew_mb_per_s": 30}}, log_max_bytes=limit)
     log = rig.home.log("env", run_id)
-    largest, deadline = 0, time.monotonic() + 30
+    largest, deadline = 0, time.monotonic() + 100
     while len(cuts := [event for event in rig.events(run_id) if "cut" in event.reason]) < 2:
         largest = max(largest, log.stat().st_size if log.exists() else 0)
         assert time.monotonic() < deadline
         await anyio.sleep(0.01)
-    assert cuts[1].reason.startswith(f"log {log.name} cut for the 10th time"), "100 MB and more went through"
-    assert largest < limit + 40 * 2**20, "the limit, and what fits into a late tick"
+    assert cuts[1].reason.startswith(f"log {log.name} cut for the 10th time"), "80 MB and more went through"
+    assert largest < limit + 100 * 2**20, "the limit, and what fits into a very late tick"
     # Right after a cut there is nothing in it.
     await until(lambda: "42% of all there is" in rig.log_tail(run_id, "env", 2000))
     began = time.process_time()  # a busy machine costs none
@@ -83,7 +86,7 @@ async def test_a_run_whose_directory_is_deleted_ends_without_a_trace_of_itself(r
     run_id = await rig.start(HOLD, vitals_s=0.1)
     await rig.running(run_id)
     os.rename(rig.paths(run_id).dir, rig.folder / "thrown away")
-    await until(lambda: not rig.marked(run_id), 40)
+    await until(lambda: not rig.marked(run_id))
     rig.started.remove(run_id)
     log = rig.home.log("supervisor", run_id).read_text()
     assert f"{rig.paths(run_id).dir} was deleted while its run was going" in log
@@ -120,7 +123,9 @@ async def test_a_start_that_the_file_system_refuses_is_refused_with_the_reason(r
 
 
 @pytest.mark.parametrize("dead", [True, False])
-async def test_fi_03_a_killed_supervisor_that_still_lets_go_of_its_lock_is_waited_for(rig: Rig, dead: bool) -> None:
+async def test_fi_03_a_killed_supervisor_that_still_lets_go_of_its_lock_is_waited_for(
+    rig: Rig, dead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:  # noqa: ASYNC220 - it blocks for the time of a fork
         ended = identity_of(process.pid)
     request = rig.request()
@@ -131,8 +136,12 @@ async def test_fi_03_a_killed_supervisor_that_still_lets_go_of_its_lock_is_waite
     RunState.create(paths, first_record(rig.home, request).model_copy(update=changes), "forged")
     lock = locks.take(paths.supervisor_lock)
     assert lock is not None
-    last_thread = threading.Timer(0.3, lock.release)
+    if not dead:
+        assert rig.store.get(request.run_id).status is RunStatus.RUNNING, "of a live one the lock says enough"
+        lock.release()
+        return
+    monkeypatch.setattr("hermes_rl_mcp.runs.reconcile._DYING_S", 60.0)
+    last_thread = threading.Timer(0.2, lock.release)
     last_thread.start()
-    seen = rig.store.get(request.run_id).status
+    assert rig.store.get(request.run_id).status is RunStatus.INTERRUPTED
     last_thread.join()
-    assert seen is (RunStatus.INTERRUPTED if dead else RunStatus.RUNNING), "of a live one the lock says enough"

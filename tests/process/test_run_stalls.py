@@ -29,19 +29,30 @@ def vitals(rig: Rig, run_id: str) -> Vitals:
     return Vitals.model_validate_json(rig.paths(run_id).vitals.read_bytes())
 
 
+def still(rig: Rig, run_id: str) -> bool:
+    """Nothing has moved for a second since step 1, and the trainer answers: on a busy machine not at every look."""
+    seen = vitals(rig, run_id)
+    return (
+        seen.step == 1
+        and seen.idle_s >= 1
+        and seen.processes["trainer"].answers
+        and "the trainer waits for a batch" in seen.waiting
+    )
+
+
 async def test_fi_24_a_run_that_hangs_is_stalled_with_who_waits_for_what_and_goes_on_when_it_moves(rig: Rig) -> None:
     knobs = {"trainer": {"hold_at": 1, "step_s": 0.3}, "env": {"say": "asking the judge, {prefix}\n"}}
     run_id = await rig.start(knobs, vitals_s=0.1, stall_s=1)
+    await until(lambda: rig.store.metrics(run_id).lines)  # a busy machine may make it seem stalled before that, too
     record = await rig.wait(run_id, lambda record: record.stalled)
     assert record.status is RunStatus.RUNNING
     reason = record.stalled_reason or ""
     assert "Nothing has moved for" in reason and "0 of 2 groups queued" in reason, reason
     assert "has no request open at the sampler" in reason and "Groups queued: 0." in reason
     assert "Last log line of the environment: asking the judge, ***" in reason, "masked, and of the culprit"
-    await until(lambda: vitals(rig, run_id).idle_s >= 1)
+    await until(lambda: still(rig, run_id))
     seen = vitals(rig, run_id)
-    assert seen.step == 1 and "the trainer waits for a batch" in seen.waiting
-    assert seen.queue_size == 0 and seen.processes["trainer"].answers and seen.memory_bytes
+    assert seen.queue_size == 0 and seen.memory_bytes
     assert all(process.memory_bytes and process.state for process in seen.processes.values())
     identities = {name: process.identity for name, process in record.processes.items()}
     rig.go(run_id)
@@ -49,10 +60,8 @@ async def test_fi_24_a_run_that_hangs_is_stalled_with_who_waits_for_what_and_goe
     assert record.status is RunStatus.COMPLETED and not record.stalled and record.stalled_reason is None
     assert {name: process.identity for name, process in record.processes.items()} == identities, "nothing was restarted"
     reasons = [event.reason for event in rig.events(run_id)]
-    assert [reason.split(".")[0] for reason in reasons if "stalled" in reason] == [
-        "stalled",
-        "no longer stalled: something moves again",
-    ]
+    flagged = [reason.split(".")[0] for reason in reasons if "stalled" in reason]
+    assert flagged == ["stalled", "no longer stalled: something moves again"] * (len(flagged) // 2)
 
 
 async def test_fi_24_a_batch_that_the_trainer_does_not_take_is_the_trainers_fault_and_no_secret_is_shown(
@@ -67,7 +76,7 @@ async def test_fi_24_a_batch_that_the_trainer_does_not_take_is_the_trainers_faul
     prefix = yaml.safe_load(rig.paths(run_id).config.read_text())["run"]["path_prefix"]
     for path in (rig.paths(run_id).vitals, rig.paths(run_id).record, rig.paths(run_id).events):
         assert prefix not in path.read_text(), path
-    assert vitals(rig, run_id).processes["trainer"].doing == "asking http://h:1/***/batch"
+    await until(lambda: vitals(rig, run_id).processes["trainer"].doing == "asking http://h:1/***/batch")
     await launch.stop(rig.home, run_id, "test")
     assert not (await rig.end(run_id)).stalled
 
@@ -84,7 +93,7 @@ async def test_fi_32_a_stopped_trainer_is_stalled_not_dead_and_runs_on_when_it_i
             record.stalled_reason or ""
         )
         await until(lambda: vitals(rig, run_id).processes["trainer"].state == psutil.STATUS_STOPPED)
-        assert vitals(rig, run_id).processes["trainer"].answers is False
+        await until(lambda: vitals(rig, run_id).processes["trainer"].answers is False)
         step = vitals(rig, run_id).step
     finally:
         os.kill(pid(record, "trainer"), signal.SIGCONT)
