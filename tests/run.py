@@ -2,9 +2,9 @@
 
 These tests drive real processes beside each other, on machines that others use too. A test that fails in that crowd and
 passes alone is named at the end and does not fail the run; a defect fails twice. A test that ran out of its time took
-its worker with it and counts as one that failed. Only a few failures are given that chance, and none when anything but a
-test's own body failed (a process that outlived the tests is never excused) or when the run was told to end at a failure,
-because then other tests were not run at all.
+its worker with it and counts as one that failed. Only a few failures are given that chance, and none when anything but
+a test's own body failed (a process that outlived the tests is never excused), or when the run was told to end at a
+failure: the tests behind it were not run.
 """
 
 from __future__ import annotations
