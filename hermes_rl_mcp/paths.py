@@ -180,6 +180,10 @@ class RunPaths:
         return self.dir / "env_metrics.jsonl"
 
     @property
+    def env_rollouts(self) -> Path:  # environment
+        return self.dir / "env_rollouts.jsonl"
+
+    @property
     def evaluation(self) -> Path:  # environment
         return self.dir / "evaluation.json"
 

@@ -10,28 +10,43 @@ import asyncio
 import inspect
 import json
 import logging
-import math
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
-from hermes_rl_mcp.envs.exploration import ItemValue, item_key
-from hermes_rl_mcp.envs.groups import MissingScoreError
-from hermes_rl_mcp.envs.hook_rules import default_hook, is_own, messages_of, missing_error, must_define, rollout_of
+from hermes_rl_mcp.envs.exploration import KEPT_ITEMS, ItemValue, is_json, item_key
+from hermes_rl_mcp.envs.groups import REJECTED, BadGroupError
+from hermes_rl_mcp.envs.hook_rules import (
+    default_hook,
+    groups_of,
+    is_own,
+    messages_of,
+    missing_error,
+    must_define,
+    rollout_of,
+    score_of,
+)
+from hermes_rl_mcp.envs.rollout_table import RolloutTable
 from hermes_rl_mcp.envs.sampling import SamplingClient
+from hermes_rl_mcp.envs.saying import said
+from hermes_rl_mcp.envs.telling import EvalReport, Score, Telling
+from hermes_rl_mcp.envs.thinking import is_thinking, request_keys, with_thinking
 from hermes_rl_mcp.envs.tokenizer import load_tokenizer
 from hermes_rl_mcp.envs.trajectory import Completion, Message, ScoredDataGroup, ScoredDataItem, Trajectory, group_of
+from hermes_rl_mcp.errors import ResumeError
 from hermes_rl_mcp.files import write_atomic
+
+__all__ = ["BaseEnv", "EvalReport", "Groups", "RolloutsFailedError", "Score"]
 
 log = logging.getLogger(__name__)
 
-EXPLORATION = "exploration"
-"""Key of the exploration model's state in the saved position."""
+EXPLORATION, FURTHER = "exploration", "further_items"
+"""Keys of the saved position that are not the environment's own."""
 ROLLOUT_ATTEMPTS = 3
 """How often one place of a group is sampled before the group is given up."""
 LEAST_GROUP = 2
@@ -41,28 +56,11 @@ Groups = ScoredDataGroup | list[ScoredDataGroup] | None
 MetricsSink = Callable[[Mapping[str, float]], None]
 
 
-@dataclass(frozen=True)
-class Score:
-    """A reward and the named, unweighted parts it was made of."""
-
-    value: float
-    parts: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class EvalReport:
-    """What ``evaluate`` found. Metric names such as ``eval/percent_correct``; samples are JSON objects."""
-
-    metrics: dict[str, float]
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    generation_parameters: dict[str, Any] = field(default_factory=dict)
-
-
 class RolloutsFailedError(Exception):
     """Too many rollouts of one group failed; carries the last failure as its cause."""
 
 
-class BaseEnv:
+class BaseEnv(Telling):
     """Subclass, set ``name`` and ``env_config_cls``, and write the hooks.
 
     The shortest environment has ``get_next_item``, ``get_messages`` and ``score_answer``. Override
@@ -89,6 +87,11 @@ class BaseEnv:
         self.slurm = slurm
         self.testing = testing
         self.server = SamplingClient(self.server_configs, lambda: self.tokenizer)
+        if is_thinking(config):
+            self.server.request_keys = lambda base_url: request_keys(config, base_url)
+        self.further_items: deque[Any] = deque()
+        """Items that rollouts gave for later; they come before new ones, and are part of the saved position."""
+        self.rollout_table = RolloutTable(config.num_rollouts_to_keep, config.num_rollouts_per_group_for_logging)
         self.exploration = self._exploration()
         """What chooses items in place of ``get_next_item``'s order; None = nothing."""
         self.curr_step = 0
@@ -143,6 +146,11 @@ class BaseEnv:
             return await self._collect_singly(item)
         return await self._collect_together(item), []
 
+    async def postprocess_histories(self, groups: Groups) -> Groups:
+        """What ``collect_trajectories`` gave, just before it is judged and sent: filter or score it again. None and []
+        drop it. Not called where there is none."""
+        return groups
+
     @default_hook
     async def evaluate(self) -> EvalReport | Mapping[str, float] | None:
         """Runs every ``steps_per_eval`` trainer steps and for the ``evaluate`` command."""
@@ -164,17 +172,20 @@ class BaseEnv:
             scored = await self.score(item, trajectory)
         if scored is None:
             raise RolloutsFailedError("collect_trajectory gave no answer")
-        return Score(finite(scored["scores"]), dict((scored.get("overrides") or {}).get("reward_parts") or {}))
+        parts = (scored.get("overrides") or {}).get("reward_parts") or {}
+        return Score(*score_of(type(self), scored["scores"], parts, "collect_trajectory"))
 
     async def wandb_log(self, metrics: dict[str, float] | None = None) -> None:
         """Called once per trainer step. Add your own metrics to the dict and call ``super().wandb_log(metrics)``."""
-        self._metrics_sink(metrics or {})
+        self._metrics_sink(await self.create_rollout_table(dict(metrics or {})))
 
     def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
         """Called at the trainer's checkpoint interval, about once a second between, and at the end. Override it to pass
         ``data`` (JSON, small) to ``super()``."""
         if self.exploration is not None:
             data = {**(data or {}), EXPLORATION: self.exploration.state()}
+        if waiting := [one for one in list(self.further_items)[:KEPT_ITEMS] if is_json(one)]:
+            data = {**(data or {}), FURTHER: waiting}
         if data is None or self.checkpoint_dir is None:
             return
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
@@ -191,11 +202,18 @@ class BaseEnv:
             log.warning("no environment state up to step %d in %s", self.curr_step, self.checkpoint_dir)
             return
         path = self.checkpoint_dir / f"step-{step}.json"
-        for key, value in json.loads(path.read_text(encoding="utf-8")).items():
-            if key != EXPLORATION:
-                setattr(self, key, value)
-            elif self.exploration is not None:
-                self.exploration.restore(value)
+        try:
+            saved = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ResumeError(
+                f"The environment's position {path} cannot be read: {said(error)}.", hint="Remove it to begin anew."
+            ) from error
+        self.further_items.extend(saved.pop(FURTHER, []))
+        learnt = saved.pop(EXPLORATION, None)
+        if self.exploration is not None and learnt is not None:
+            self.exploration.restore(learnt)
+        for key, value in saved.items():
+            setattr(self, key, value)
 
     async def cleanup(self) -> None:
         """Called once at the end, also after errors."""
@@ -229,7 +247,7 @@ class BaseEnv:
         result = self.score_answer(item, trajectory.last)
         verdict = await result if inspect.isawaitable(result) else result
         score = verdict if isinstance(verdict, Score) else Score(verdict)
-        return trajectory.item(finite(score.value), score.parts)
+        return trajectory.item(*score_of(type(self), score.value, score.parts))
 
     @classmethod
     def cli(cls) -> None:
@@ -239,10 +257,29 @@ class BaseEnv:
         main(sys.argv[1:], cls)
 
     async def next_item(self) -> Any:
-        """The next item to train on: ``get_next_item``'s, or the choice of ``exploration_model``. None = none yet."""
+        """The next item to train on: one that waits, ``get_next_item``'s, or what ``exploration_model`` chooses. None =
+        none yet."""
+        if self.further_items:
+            return self.further_items.popleft()
         if self.exploration is None:
             return await self.get_next_item()
         return await self.exploration.pick(self.get_next_item)
+
+    async def groups_for(self, item: Any) -> list[ScoredDataGroup] | None:
+        """The groups that ``item`` becomes, collected and processed. None = there are none. Raises HookError for what a
+        hook must not give, and what the hooks raise."""
+        made = await self.collect_trajectories(item)
+        found, more = groups_of(type(self), made)
+        self.further_items.extend(more)
+        if not found:
+            return found
+        processed, _ = groups_of(type(self), (await self.postprocess_histories(made[0]), []), "postprocess_histories")
+        if not processed:
+            raise BadGroupError(REJECTED, "postprocess_histories dropped it")
+        if self.exploration is not None:
+            for group in processed:
+                self.exploration.observe(item, group.get("scores") or [])
+        return processed
 
     def _exploration(self) -> ItemValue | None:
         if getattr(self.config, "exploration_model", "none") == "none":
@@ -252,7 +289,9 @@ class BaseEnv:
     # The default rollouts.
 
     def _messages(self, item: Any) -> list[Message]:
-        return messages_of(type(self), self.get_messages(item))
+        messages = messages_of(type(self), self.get_messages(item))
+        told = is_thinking(self.config) and any(one.server_type != "openai" for one in self.server_configs)
+        return with_thinking(self.config, messages) if told else messages
 
     async def _collect_together(self, item: Any) -> ScoredDataGroup:
         """One sampling call for the whole group; places whose scoring failed are sampled again."""
@@ -267,7 +306,7 @@ class BaseEnv:
                 try:
                     items.append(await self.score(item, trajectory))
                 except Exception as error:  # noqa: BLE001 - user code; one bad answer must not take the group along
-                    log.warning("scoring failed, sampling a replacement: %s: %s", type(error).__name__, error)
+                    log.warning("scoring failed, sampling a replacement: %s", said(error), extra={"error": error})
                     failure = error
         return self._group(items, failure)
 
@@ -286,7 +325,7 @@ class BaseEnv:
                 try:
                     scored, more = rollout_of(type(self), await self.collect_trajectory(item))
                 except Exception as error:  # noqa: BLE001 - user code; one failed rollout must not take the group along
-                    log.warning("a rollout failed, running it again: %s: %s", type(error).__name__, error)
+                    log.warning("a rollout failed, running it again: %s", said(error), extra={"error": error})
                     failures.append(error)
                     continue
                 backlog.extend(more)
@@ -309,20 +348,9 @@ class BaseEnv:
             if self.config.on_failed_rollout == "shrink" and len(items) >= LEAST_GROUP:
                 group["group_overrides"] = {"group_size": len(items)}
                 return group
-            why = f": {type(failure).__name__}: {failure}" if failure else ""
+            why = f": {said(failure)}" if failure else ""
             raise RolloutsFailedError(
                 f"{self.config.group_size - len(items)} of {self.config.group_size} rollouts failed "
                 f"{self._attempts} times{why}"
             ) from failure
         return group
-
-
-def finite(score: object, hook: str = "score_answer") -> float:
-    """A score as a number; whatever counts as one (numpy's, torch's, text of one) is fine. Raises MissingScoreError."""
-    try:
-        value = float(score)  # type: ignore[arg-type]  # user code; what it gives is found out here
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise MissingScoreError(f"{hook} gave {score!r}, which is no finite number")
-    return value

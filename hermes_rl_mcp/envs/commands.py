@@ -23,13 +23,16 @@ from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.checking import check
 from hermes_rl_mcp.envs.describe import describe, validate
 from hermes_rl_mcp.envs.evaluate import run_evaluation, table, write_config
+from hermes_rl_mcp.envs.held_loop import HeldLoop
 from hermes_rl_mcp.envs.held_out import HeldOut
-from hermes_rl_mcp.envs.hook_rules import check_hooks
+from hermes_rl_mcp.envs.hook_rules import check_hooks, place
 from hermes_rl_mcp.envs.loading import load_environment
 from hermes_rl_mcp.envs.options import Flags, Options, parse_flags, resolve
+from hermes_rl_mcp.envs.places import place_of_error
 from hermes_rl_mcp.envs.process import FORCED, Processor, check_total
 from hermes_rl_mcp.envs.reports import STATE_S, MetricLines, StateFile, write_failure
 from hermes_rl_mcp.envs.rollout_client import RolloutClient
+from hermes_rl_mcp.envs.saying import ShortTracebacks, cut, said, shown, traceback_of
 from hermes_rl_mcp.envs.serve import Worker
 from hermes_rl_mcp.errors import EnvironmentFileError, HermesRLError, InvalidValueError
 from hermes_rl_mcp.files import now
@@ -38,6 +41,10 @@ log = logging.getLogger(__name__)
 
 PROCESS_RECONNECT_S = 20.0
 """In front of a person or a tool that waits, an endpoint that is not there is an answer, not a reason to wait long."""
+
+CLEANUP_S = 30.0
+"""How long an environment may take to clean up."""
+_LAST_LINE_CHARS = 3000
 
 USAGE = (
     "usage: python -m hermes_rl_mcp.envs FILE.py[:Class] {serve|process|evaluate|compare|describe|check} "
@@ -48,53 +55,93 @@ USAGE = (
 def main(arguments: Sequence[str], environment: type[BaseEnv] | None = None) -> NoReturn:
     """With ``environment`` None the first argument names the file. Exits 0, or 1 after saying why."""
     output = _reserve_stdout()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if {"-h", "--help"} & set(arguments) or not arguments:
         sys.stderr.write(f"{USAGE}\n")
         raise SystemExit(0 if arguments else 1)
     lifeline.watch(os.environ)
     run_dir = _run_dir(arguments)
+    chosen, file = environment, ""
     try:
         words = list(arguments)
-        spec = None if environment else words.pop(0)
+        spec = "" if environment else words.pop(0)
+        file = file_of(environment, spec)
         flags = parse_flags(words)
-        chosen = environment or load_environment(spec or "")
+        chosen = environment or load_environment(spec)
         check_hooks(chosen, flags.command)
         _COMMANDS[flags.command](chosen, flags, output)
-    except SystemExit as error:  # an order to stop ends with 0; everything else is an environment that left by itself
-        if error.code:
-            left = EnvironmentFileError(
-                f"The environment's own code ended its process: sys.exit({error.code!r}).",
-                hint="Raise an exception instead: it is reported with its message.",
-            )
-            log.error("%s", left, exc_info=error)
-            _report(run_dir, left)
-            sys.stderr.write(f"{type(left).__name__}: {left}\n")
-            raise SystemExit(1) from None
-        raise
+    except OrderToStop:
+        raise SystemExit(0) from None
     except HermesRLError as error:
-        _report(run_dir, error)
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        raise SystemExit(1) from None
-    except Exception as error:
-        _report(run_dir, error)
-        raise
+        _say(run_dir, error)
+    except SystemExit as error:
+        left = EnvironmentFileError(
+            f"The environment's own code ended its process: sys.exit({error.code!r}).",
+            hint="Raise an exception instead: it is reported with its message.",
+        )
+        sys.stderr.write(traceback_of(error))
+        _say(run_dir, left, place_of_error(error, file))
+    except KeyboardInterrupt as error:
+        sys.stderr.write(traceback_of(error))
+        _say(run_dir, error, place_of_error(error, file), code=130)
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - user code; an end of a task that nobody ordered, too
+        sys.stderr.write(traceback_of(error))
+        _say(run_dir, error, place_of_error(error, file) or (place(chosen) if chosen else file))
     raise SystemExit(0)
+
+
+class OrderToStop(SystemExit):
+    """SIGTERM before the loop runs; an ``sys.exit(0)`` of user code is none."""
+
+
+def file_of(environment: type[BaseEnv] | None, spec: str) -> str:
+    """The environment's file, as its frames name it."""
+    if environment is not None:
+        return str(getattr(sys.modules.get(environment.__module__), "__file__", None) or "")
+    path = spec if Path(spec).is_file() else spec.rpartition(":")[0] or spec
+    return str(Path(path).expanduser().absolute())
+
+
+def _say(run_dir: Path | None, error: BaseException, where: str = "", code: int = 1) -> NoReturn:
+    """The last line, and the report of a run; ends the process."""
+    _report(run_dir, error, where)
+    text = f"{type(error).__name__}: {cut(str(error), _LAST_LINE_CHARS)}" if isinstance(error, HermesRLError) else ""
+    text = text or said(error)
+    sys.stderr.write(f"{text} ({where})\n" if where and where not in text else f"{text}\n")
+    raise SystemExit(code) from None
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(ShortTracebacks("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _describe(environment: type[BaseEnv], flags: Flags, output: int) -> None:
     if values_path := flags.plain.get("values"):
-        given = json.loads(Path(values_path).read_text(encoding="utf-8"))
-        if not isinstance(given, dict):
-            raise InvalidValueError(f"{values_path} must hold a JSON object of fields.")
-        text = validate(environment, given).model_dump_json(indent=1)
+        text = validate(environment, _values_in(values_path)).model_dump_json(indent=1)
     else:
         text = describe(environment).model_dump_json(indent=1)
     if target := flags.plain.get("output"):
-        Path(target).write_text(text, encoding="utf-8")
+        try:
+            Path(target).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InvalidValueError(f"--output {target} cannot be written: {error.strerror}.") from error
     else:
         os.write(output, f"{text}\n".encode())
+
+
+def _values_in(path: str) -> dict[str, Any]:
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidValueError(f"--values {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InvalidValueError(f"--values {path} is not JSON: {error}.") from error
+    if not isinstance(given, dict):
+        raise InvalidValueError(f"--values {path} must hold a JSON object of fields; found {shown(given)}.")
+    return given
 
 
 def _process(environment: type[BaseEnv], flags: Flags, output: int) -> None:
@@ -147,7 +194,7 @@ def _compare(environment: type[BaseEnv], flags: Flags, output: int) -> None:
 
 def _serve(environment: type[BaseEnv], flags: Flags, output: int) -> None:
     # Until the loop runs, an order to stop is simply obeyed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _stop_at_once)
     options = resolve(environment, flags)
     for server in options.servers:
         if server.server_type not in ("vllm", "sglang"):
@@ -173,6 +220,10 @@ def _serve(environment: type[BaseEnv], flags: Flags, output: int) -> None:
     asyncio.run(_with(environment, options, run))
 
 
+def _stop_at_once(*_: object) -> NoReturn:
+    raise OrderToStop(0)
+
+
 def _secrets(options: Options) -> list[str]:
     """What must not be told of the run's address."""
     return [options.run.nonce, options.run.path_prefix] if options.run else []
@@ -183,21 +234,26 @@ async def _with(environment: type[BaseEnv], options: Options, run: Callable[[Bas
     env = environment(options.config, options.servers, options.slurm, options.testing)
     env.run_dir = options.run_dir
     try:
-        await env.setup()
-        await asyncio.to_thread(lambda: env.tokenizer)  # if it cannot be loaded, nothing is registered or sampled
-        await run(env)
+        async with HeldLoop(file_of(environment, "")):
+            await env.setup()
+            await asyncio.to_thread(lambda: env.tokenizer)  # if it cannot be loaded, nothing is registered or sampled
+            await run(env)
     finally:
         try:
-            await env.cleanup()
+            async with asyncio.timeout(CLEANUP_S):
+                await env.cleanup()
+        except Exception as error:
+            # User code. What was made is made, and an error before it is the one to tell of.
+            log.warning("cleanup failed (%s): %s", place(environment, "cleanup"), said(error), exc_info=error)
         finally:
             await env.server.close()
 
 
-def _report(run_dir: Path | None, error: BaseException) -> None:
+def _report(run_dir: Path | None, error: BaseException, where: str) -> None:
     if run_dir is None:
         return
     try:
-        write_failure(run_dir, error)
+        write_failure(run_dir, error, where)
     except OSError as problem:
         log.warning("the report of this failure could not be written: %s", problem)
 

@@ -63,13 +63,15 @@ class BaseEnvConfig(BaseModel):
     wandb_name: str | None = None
     """Name under which the environment registers. Null = the environment's own name."""
     num_rollouts_to_keep: int = Field(32, ge=0)
-    """Original field; the trainer keeps a sample of rollouts (``rollouts_logged_per_step``)."""
+    """Groups whose rollouts env_rollouts.jsonl in the run's directory shows, the newest ones (Atropos'
+    ``train/rollouts``). What was trained on, step by step, is in rollouts.jsonl."""
     num_rollouts_per_group_for_logging: int = Field(1, ge=-1)
-    """Original field, as above."""
+    """Rollouts of each such group. -1 = all."""
     ensure_scores_are_not_same: bool = True
     """Drop groups in which every score is equal."""
     data_path_to_save_groups: str | None = None
-    """JSON lines file for scored groups; an existing file is never overwritten (``_1``, ``_2``, ...)."""
+    """JSON lines file for scored groups, also while training; an existing file is never overwritten (``_1``, ``_2``,
+    ...)."""
     data_dir_to_save_evals: str | None = None
     """Folder for metrics.json and samples.jsonl of evaluations."""
     min_items_sent_before_logging: int = Field(2, ge=0)
@@ -92,11 +94,12 @@ class BaseEnvConfig(BaseModel):
     exploration_rate: float = Field(0.1, ge=0, le=1)
     """Share of items that item_value leaves to the environment, so that none is given up for good."""
     thinking_mode: bool = False
-    """Ask the model to reason inside think tags, where the environment supports it."""
-    reasoning_effort: str | None = None
-    """Passed to endpoints that take it: none, minimal, low, medium, high, xhigh."""
+    """Ask the model to reason first: an endpoint of type openai by its ``reasoning`` key, any other by a system prompt
+    in front of what get_messages gives."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """How much, for endpoints of type openai; turns thinking_mode on."""
     max_reasoning_tokens: int | None = Field(None, ge=1024, le=32000)
-    """Passed to endpoints that take it."""
+    """The same as a number of tokens, for those that take it and have no effort given; turns thinking_mode on."""
     custom_thinking_prompt: str | None = None
     """Replaces the built-in system prompt of thinking_mode."""
 
@@ -115,7 +118,7 @@ class APIServerConfig(BaseModel):
     model_name: str = "default"
     """Model name sent to OpenAI-compatible endpoints."""
     rolling_buffer_length: int = Field(1000, ge=1)
-    """Original field; timings are not kept per request here."""
+    """Requests whose times ``server/server_N_request_time_avg`` and its like are made of, the newest ones."""
     server_type: Literal["openai", "trl", "sglang", "vllm"] = "openai"
     """vllm and sglang: token-exact over /generate, with logprobs. openai and trl (``trl vllm-serve``; its address is
     base_url as it stands) give none: for process and evaluate only."""

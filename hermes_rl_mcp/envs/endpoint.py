@@ -21,6 +21,7 @@ from hermes_rl_mcp.contracts.sampling_api import FinishReason
 from hermes_rl_mcp.envs import scoring
 from hermes_rl_mcp.envs.config import APIServerConfig
 from hermes_rl_mcp.envs.scoring import Scores
+from hermes_rl_mcp.envs.timings import Timings
 from hermes_rl_mcp.envs.trajectory import Completion, Message
 from hermes_rl_mcp.errors import EndpointError, InvalidValueError
 
@@ -98,6 +99,8 @@ class Endpoint:
     encode: Callable[[str, bool], list[int]]
     """Text and whether it ended by itself (then the end-of-sequence id is appended)."""
     reconnect_s: float = RECONNECT_S
+    request_keys: dict[str, Any] = field(default_factory=dict)
+    """Further ones of a request in the form of OpenAI."""
     in_flight: int = 0
     usage: Usage = field(default_factory=Usage)
     _http: httpx.AsyncClient | None = field(default=None, repr=False)
@@ -107,6 +110,7 @@ class Endpoint:
             raise InvalidValueError(
                 "The sampling server has no address.", hint="Set openai.base_url, for example http://127.0.0.1:8001/v1."
             )
+        self.timings = Timings(self.config.rolling_buffer_length)
         self._train = asyncio.Semaphore(self.config.num_max_requests_at_once)
         self._eval = asyncio.Semaphore(self.config.num_requests_for_eval)
 
@@ -115,7 +119,8 @@ class Endpoint:
         self.in_flight += 1
         try:
             async with self._eval if split == "eval" else self._train:
-                return await self._sample(prompt, params)
+                with self.timings.of(split):
+                    return await self._sample(prompt, params)
         finally:
             self.in_flight -= 1
 
@@ -124,7 +129,7 @@ class Endpoint:
     ) -> dict[str, Any]:
         """One chat answer as the endpoint gave it, for agents: calls taken apart, reasoning apart."""
         url = f"{self.config.base_url.rstrip('/')}/chat/completions"
-        body = {**openai_body(self.config.model_name, prompt, params), **extra_body, "n": 1}
+        body = {**openai_body(self.config.model_name, prompt, params), **self.request_keys, **extra_body, "n": 1}
         self.in_flight += 1
         try:
             async with self._eval if split == "eval" else self._train:
@@ -183,7 +188,7 @@ class Endpoint:
         """OpenAI-compatible. An endpoint that ignores n is asked again for the missing ones."""
         url = f"{base}/completions" if prompt.messages is None else f"{base}/chat/completions"
         first = 1 if self.config.n_kwarg_is_ignored else params.n
-        body = openai_body(self.config.model_name, prompt, params)
+        body = {**openai_body(self.config.model_name, prompt, params), **self.request_keys}
 
         async def ask(n: int) -> list[Completion]:
             reply = await self._post(url, {**body, "n": n})

@@ -144,7 +144,7 @@ class ItemValue:
     def state(self) -> dict[str, Any]:
         """For the environment's saved position. JSON."""
         items = {
-            key: [known.right, known.wrong, known.at, known.item if _is_json(known.item) else None]
+            key: [known.right, known.wrong, known.at, known.item if is_json(known.item) else None]
             for key, known in self._known.items()
         }
         return {
@@ -174,7 +174,8 @@ class ItemValue:
         return float(0.5 ** ((self._groups - known.at) / HALF_LIFE))
 
 
-def _is_json(item: Any) -> bool:
+def is_json(item: Any) -> bool:
+    """Whether it comes back from a file as it was."""
     try:
         return bool(json.loads(json.dumps(item)) == item)
     except (TypeError, ValueError):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hermes_rl_mcp.contracts.rollout_api import MASKED
 from hermes_rl_mcp.contracts.sampling_api import FinishReason
 from hermes_rl_mcp.envs.endpoint import Prompt, SampleParams
 from hermes_rl_mcp.envs.trajectory import Message, Trajectory
@@ -54,12 +55,23 @@ def reply_of(trajectories: Sequence[Trajectory]) -> Reply:
     return Reply([ReplyChoice(i, ReplyMessage(c.text), c.text, c.finish_reason) for i, c in enumerate(lasts)])
 
 
+def _node(trajectory: Trajectory) -> SequenceNode:
+    """Ids made from a text, for want of the sampler's own, must never be trained on: all of them are masked."""
+    exact = trajectory.exact
+    masked_tokens = trajectory.masks_T if exact else [MASKED] * len(trajectory.tokens_T)
+    metadata = {"finish_reason": trajectory.last.finish_reason, "exact": exact}
+    return SequenceNode(
+        trajectory.text, trajectory.tokens_T, masked_tokens, trajectory.logprobs_T, metadata, trajectory
+    )
+
+
 class ManagedServer:
     """Keeps every sequence it sampled. A call whose prompt exactly extends one of them continues it; of calls that run
     at once no two continue the same one."""
 
-    def __init__(self, client: SamplingClient) -> None:
+    def __init__(self, client: SamplingClient, preserve_think_blocks: bool = False) -> None:
         self._client = client
+        self._preserve = preserve_think_blocks
         self._trajectories: list[Trajectory] = []
         self._growing: set[int] = set()
         """Identities of those that a call under way continues."""
@@ -72,18 +84,15 @@ class ManagedServer:
         split: str = "train",
         **params: Any,
     ) -> Reply:
-        text = self._client.renderer.prompt(messages, tools)
+        text = self._client.renderer.prompt(messages, tools, preserve_think_blocks=self._preserve)
         return await self._call(text, list(messages), tools, split, params)
 
     async def completion(self, *, prompt: str, split: str = "train", **params: Any) -> Reply:
         return await self._call(prompt, None, None, split, params)
 
     def get_state(self) -> dict[str, list[SequenceNode]]:
-        nodes = [
-            SequenceNode(t.text, t.tokens_T, t.masks_T, t.logprobs_T, {"finish_reason": t.last.finish_reason}, t)
-            for t in self._trajectories
-        ]
-        return {"nodes": nodes}
+        """``nodes``: one for each sequence, in the order in which they began."""
+        return {"nodes": [_node(one) for one in self._trajectories]}
 
     def reset(self) -> None:
         self._trajectories.clear()

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from hermes_rl_mcp.contracts.rollout_api import MASKED, NO_CANDIDATE, NO_LOGPROB, ScoredData, SequenceNotes
 from hermes_rl_mcp.contracts.vitals import EnvState
+from hermes_rl_mcp.envs.saying import said
+from hermes_rl_mcp.envs.timings import percentile
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.files import now
 
@@ -74,6 +76,8 @@ def checked(
             )
     if not all(math.isfinite(score) for score in data.scores):
         raise BadGroupError(NO_SCORE, f"scores are not finite: {data.scores}")
+    for index, note in enumerate(data.overrides or []):
+        _check_notes(index, note)
     if refuse_equal_scores and len(data.scores) > 1 and len(set(data.scores)) == 1:
         raise BadGroupError("equal_scores", f"every score is {data.scores[0]}")
     return data
@@ -88,7 +92,9 @@ _PER_SEQUENCE = (
 
 
 def _check_size(data: ScoredData, group_size: int) -> None:
-    expected = int((data.group_overrides or {}).get("group_size", group_size))
+    expected = (data.group_overrides or {}).get("group_size", group_size)
+    if not isinstance(expected, int):
+        raise BadGroupError("invalid", f"group_overrides: group_size is {_short(expected)}")
     if len(data.tokens) != expected:
         raise BadGroupError("wrong_size", f"{len(data.tokens)} sequences where group_size is {expected}")
     for name in _PER_SEQUENCE:
@@ -97,6 +103,19 @@ def _check_size(data: ScoredData, group_size: int) -> None:
             raise BadGroupError("invalid", f"{len(column)} {name} for {expected} sequences")
     if (data.distill_token_ids is None) != (data.distill_logprobs is None):
         raise BadGroupError("invalid", "of distill_token_ids and distill_logprobs one is missing")
+
+
+def _check_notes(index: int, note: Mapping[str, Any]) -> None:
+    """What is said of one sequence; other keys than ours are the environment's own."""
+    try:
+        parts = SequenceNotes.model_validate(note).reward_parts
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        text = f"overrides of sequence {index}: {where}: {first['msg']}, found {_short(first['input'])}"
+        raise BadGroupError("invalid", text) from error
+    if wrong := [name for name, value in parts.items() if not math.isfinite(value)]:
+        raise BadGroupError("invalid", f"overrides of sequence {index}: reward part {wrong[0]} is {parts[wrong[0]]}")
 
 
 def _check_sequence(data: ScoredData, index: int, tokens_T: list[int], masks_T: list[int]) -> None:
@@ -165,9 +184,10 @@ class Tally:
         log.warning("group dropped (%s): %s", error.reason, error)
         self._unusable(f"{error.reason}: {error}", error.reason)
 
-    def count_failed(self, error: BaseException) -> None:
+    def count_failed(self, error: BaseException, where: str = "") -> None:
+        """``where``: the place in the user's file, if it is known."""
         self.failed += 1
-        sentence = f"{type(error).__name__}: {error}"
+        sentence = f"{said(error)} ({where})" if where and where not in said(error) else said(error)
         # The whole traceback once per row; twenty of the same would hide everything else.
         log.warning("group failed: %s", sentence, exc_info=error if self.unusable_in_a_row == 0 else None)
         self._unusable(sentence, NO_SCORE if _is_missing_score(error) else FAILED)
@@ -235,6 +255,11 @@ class Interval:
     """Trained tokens per sequence."""
     correct: list[bool] = field(default_factory=list)
     parts: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+    """That making a group took, of those that were made and of those that were not."""
+
+    def add_duration(self, seconds: float, *, made: bool) -> None:
+        self.seconds[made].append(seconds)
 
     def add(self, data: ScoredData) -> None:
         self.lengths += [sum(mask != MASKED for mask in masks_T) for masks_T in data.masks]
@@ -245,26 +270,31 @@ class Interval:
                 self.parts.setdefault(name, []).append(value)
 
     def metrics(self) -> dict[str, float]:
+        every = self.seconds[True] + self.seconds[False]
+        kinds = {"task": every, "succeeded_task": self.seconds[True], "failed_task": self.seconds[False]}
+        found = {
+            f"train_perf/{kind}_duration_{name}": value
+            for kind, seconds in kinds.items()
+            for name, value in _spread(seconds).items()
+        }
         if not self.lengths:
-            return {}
+            return found
         return {
+            **found,
             "train/percent_correct": _mean(self.correct),
             "train/completion_lengths": _mean(self.lengths),
             "train/completion_lengths_std": statistics.pstdev(self.lengths),
             "train/completion_lengths_max": float(max(self.lengths)),
             "train/completion_lengths_min": float(min(self.lengths)),
-            "train/completion_lengths_p95": _percentile(self.lengths, 0.95),
+            "train/completion_lengths_p95": percentile(self.lengths, 0.95),
             **{f"reward/{name}": _mean(values) for name, values in self.parts.items()},
         }
 
 
-def _percentile(values: Sequence[int], share: float) -> float:
-    """Between the two nearest values linearly, as numpy does it."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    return {"mean": _mean(values), "std": statistics.pstdev(values), "max": max(values), "min": min(values)}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.interfaces import Tool
@@ -111,6 +111,12 @@ class HermesAgentBaseEnv(BaseEnv):
     name = "hermes-agent"
     env_config_cls = HermesAgentEnvConfig
     config: HermesAgentEnvConfig
+    hook_arguments: ClassVar[Mapping[str, Mapping[str, int]]] = {
+        "async": {"finish": 2},
+        "plain": {"format_prompt": 1, "prepare": 2, "own_tools": 0},
+        "either": {"compute_reward": 3},
+    }
+    """What hooks besides BaseEnv's are given, in addition to ``self``; checked before anything runs."""
 
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
         super().__init__(config, server_configs, slurm, testing)
@@ -180,7 +186,7 @@ class HermesAgentBaseEnv(BaseEnv):
         items = await self.get_eval_items(EVAL_ITEMS)
         if not items:
             return None
-        await self._connected()
+        await self.connect()
         workers = asyncio.Semaphore(self.config.max_eval_workers)
         place = Place(self.select_tools(), 0.0, training=False)
 
@@ -193,7 +199,7 @@ class HermesAgentBaseEnv(BaseEnv):
 
     async def collect_trajectory(self, item: Any) -> tuple[ScoredDataItem | None, list[Any]]:
         """One rollout, scored: the sequence of its last turns, which are all of them unless the template rewrites."""
-        await self._connected()
+        await self.connect()
         place = self._place.get() or Place(self.select_tools(), self.config.agent_temperature, training=False)
         rollout = await self.rollout(item, place)
         if rollout.reward is None or not rollout.trajectories:
@@ -209,7 +215,7 @@ class HermesAgentBaseEnv(BaseEnv):
 
     async def collect_trajectories(self, item: Any) -> tuple[Groups, list[Any]]:
         """A group whose rollouts all have the same tools."""
-        await self._connected()
+        await self.connect()
         selection = self.group_tools()
         warm = self._explorers()
 
@@ -222,6 +228,11 @@ class HermesAgentBaseEnv(BaseEnv):
         if self.config.discount_factor < 1 and "advantages" not in group:
             group["advantages"] = discounted_advantages(group["scores"], group["masks"], self.config.discount_factor)
         return group, more
+
+    @property
+    def recent_rollouts(self) -> Sequence[AgentRollout]:
+        """Those of the training since the last line of metrics."""
+        return self._interval.rollouts
 
     async def wandb_log(self, metrics: dict[str, float] | None = None) -> None:
         """Adds turns, calls and errors of the rollouts since the last time; what tools said goes to the log."""
@@ -354,8 +365,8 @@ class HermesAgentBaseEnv(BaseEnv):
         limits = [self.config.max_rollout_tokens, self.trainer_max_tokens and self.trainer_max_tokens - 1]
         return min((one for one in limits if one), default=None)
 
-    async def _connected(self) -> None:
-        """MCP servers are started before the first rollout. Raises EndpointError."""
+    async def connect(self) -> None:
+        """MCP servers are started, once, before the first rollout. Raises EndpointError."""
         async with self._connecting:
             for one in mcp_servers(self.config.mcp_servers or {})[len(self._servers) :]:
                 self._servers.append(await asyncio.to_thread(McpToolset, one))

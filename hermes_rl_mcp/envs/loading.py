@@ -20,6 +20,8 @@ from hermes_rl_mcp.envs.community.adapter import CommunityEnv, adapt, is_communi
 from hermes_rl_mcp.envs.community.source import community_source, prepare
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.hook_rules import place
+from hermes_rl_mcp.envs.places import place_of_field
+from hermes_rl_mcp.envs.saying import VALUE_CHARS, cut
 from hermes_rl_mcp.errors import EnvironmentFileError
 
 
@@ -54,12 +56,9 @@ def defaults_of(environment: type[BaseEnv]) -> tuple[BaseEnvConfig, list[APIServ
     try:
         given: Any = environment.config_init()
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "values"
-        raise EnvironmentFileError(
-            f"{where} makes a {error.title} that is not valid: {name}: {first['msg']}, found {first['input']!r}.",
-            hint="Correct the default there.",
-        ) from error
+        raise _bad_default(environment, error) from error
+    if inspect.iscoroutine(given):
+        given.close()
     if not (isinstance(given, tuple | list) and len(given) == 2):
         raise EnvironmentFileError(f"{where} must return two things: config, [server]; found {type(given).__name__}.")
     config, servers = given[0], list(given[1]) if isinstance(given[1], list | tuple) else [given[1]]
@@ -69,7 +68,24 @@ def defaults_of(environment: type[BaseEnv]) -> tuple[BaseEnvConfig, list[APIServ
                 f"{where} gives {type(one).__name__} where a {kind.__name__} belongs.",
                 hint="It ends with: return MyConfig(...), [APIServerConfig(...)]",
             )
+    try:  # defaults in a class are not judged when it is made
+        type(config).model_validate({name: getattr(config, name) for name in type(config).model_fields})
+    except ValidationError as error:
+        raise _bad_default(environment, error) from error
     return config, servers
+
+
+def _bad_default(environment: type[BaseEnv], error: ValidationError) -> EnvironmentFileError:
+    """With the line of the field, where it is known."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or "values"
+    file = str(getattr(sys.modules.get(environment.__module__), "__file__", None) or "")
+    declared = place_of_field(Path(file), name.split(".")[0]) if file else ""
+    return EnvironmentFileError(
+        f"{place(environment, 'config_init')} makes a {error.title} that is not valid: {name}: {first['msg']}, found "
+        f"{cut(repr(first['input']), VALUE_CHARS)}{f' ({declared})' if declared else ''}.",
+        hint="Correct the default there.",
+    )
 
 
 class _FromSource(SourceFileLoader):

@@ -20,12 +20,18 @@ from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.hook_rules import place
 from hermes_rl_mcp.envs.loading import defaults_of
+from hermes_rl_mcp.envs.saying import VALUE_CHARS, cut
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.redact import is_reference
 
 COMMANDS = ("serve", "process", "evaluate", "compare", "describe", "check")
-_PLAIN = ("config", "slurm", "testing", "output", "values", "seed", "sample", "fingerprint")
-"""Flags without a section."""
+_COMMON = ("config", "slurm", "testing")
+_PLAIN_OF: dict[str, tuple[str, ...]] = {
+    **{"serve": _COMMON, "process": _COMMON, "evaluate": _COMMON, "compare": (*_COMMON, "seed")},
+    **{"describe": ("output", "values"), "check": (*_COMMON, "output", "sample", "fingerprint", "longest")},
+}
+"""Flags without a section that a command takes."""
+_PLAIN = tuple(dict.fromkeys(name for names in _PLAIN_OF.values() for name in names))
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -80,7 +86,22 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
             f"Expected one command of {', '.join(COMMANDS)}; found {' '.join(commands) or 'none'}.",
             hint="For example: FILE.py process --env.total_steps 2",
         )
+    _refuse_unused(commands[0], flags)
     return Flags(commands[0], flags.sections, flags.plain)
+
+
+def _refuse_unused(command: str, flags: Flags) -> None:
+    """What a command would not look at."""
+    takes = _PLAIN_OF[command]
+    unused = [f"--{name}" for name in flags.plain if name not in takes]
+    if command == "describe":
+        unused += [f"--{section}.{key}" for section, keys in flags.sections.items() for key in keys]
+    if unused:
+        raise InvalidValueError(
+            f"{command} does not take {', '.join(unused)}.",
+            hint=f"It takes {', '.join(f'--{name}' for name in takes)}"
+            + ("." if command == "describe" else ", --env.X and --openai.X."),
+        )
 
 
 def resolve(environment: type[BaseEnv], flags: Flags, forced: Mapping[str, Any] | None = None) -> Options:
@@ -178,7 +199,8 @@ def _validated(model: type[M], section: str, values: Mapping[str, Any]) -> M:
         hint = ""
         if first["type"] == "extra_forbidden":
             hint = _nearest(name, list(model.model_fields), "")
-        raise InvalidValueError(f"{section}.{name}: {first['msg']}, found {first['input']!r}.", hint=hint) from error
+        found = cut(repr(first["input"]), VALUE_CHARS)
+        raise InvalidValueError(f"{section}.{name}: {first['msg']}, found {found}.", hint=hint) from error
 
 
 def _plain_values(config: BaseModel) -> dict[str, Any]:
@@ -190,7 +212,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidValueError(f"The config file {path} cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidValueError(f"The config file {path} is not YAML: {error}") from error
     if document is None:
         return {}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hermes_rl_mcp.contracts.runs import ChildReport
 from hermes_rl_mcp.contracts.vitals import EnvState
+from hermes_rl_mcp.envs.saying import cut, said
 from hermes_rl_mcp.errors import HermesRLError
 from hermes_rl_mcp.files import now, write_atomic
 from hermes_rl_mcp.paths import RunPaths
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 STATE_S = 1.0
 """Between two writes of ``env_state.json``, which sync the disk."""
+_MESSAGE_CHARS = 2000
 _ERROR_CHARS = 1000
 """Of the first error; the log has all of it."""
 
@@ -80,12 +82,13 @@ class StateFile:
         return changed and self._clock() - self._written_at >= STATE_S
 
 
-def write_failure(run_dir: Path, error: BaseException) -> None:
-    """``report_env.json``, replaced atomically."""
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    message, hint = f"The environment failed: {said}", "The environment's log has the traceback."
+def write_failure(run_dir: Path, error: BaseException, where: str = "") -> None:
+    """``report_env.json``, replaced atomically. ``where``: the place in the user's file, if it is known."""
+    message, hint = f"The environment failed: {said(error)}", "The environment's log has the traceback."
     if isinstance(error, HermesRLError):
-        message, hint = error.message, error.hint
+        message, hint = cut(error.message, _MESSAGE_CHARS), cut(error.hint, _MESSAGE_CHARS)
+    if where and where not in message:
+        message += f" ({where})"
     message = redact_text(message, secret_values(os.environ))
     report = ChildReport(process="env", status="failed", error=message, hint=hint or None, finished_at=now())
     write_atomic(RunPaths(run_dir).report("env"), report.model_dump_json(indent=1) + "\n")

@@ -65,6 +65,8 @@ class SamplingClient:
         """Sampling calls answered so far."""
         self.rewritten = 0
         """Turns at which a new sample began, because the chat template had rewritten what was said before."""
+        self.request_keys: Callable[[str], dict[str, Any]] = lambda base_url: {}
+        """Further keys of a request to an endpoint of type openai, by its address."""
         self._tokenizer = tokenizer
         self._renderer: Renderer | None = None
         self._endpoints: list[Endpoint] = []
@@ -78,10 +80,17 @@ class SamplingClient:
         return await self.fresh(prompt, SampleParams(**params), split)
 
     def session(
-        self, messages: Sequence[Message], *, tools: Tools = None, split: str = "train", **params: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools = None,
+        split: str = "train",
+        preserve_think_blocks: bool = False,
+        **params: Any,
     ) -> Session:
-        """A conversation of several turns; ``params`` hold for every turn."""
-        return Session(self, messages, tools, SampleParams(**params), split)
+        """A conversation of several turns; ``params`` hold for every turn. ``preserve_think_blocks`` as in
+        ``managed_server``."""
+        return Session(self, messages, tools, SampleParams(**params), split, preserve_think_blocks)
 
     async def chat_completion(
         self, *, messages: Sequence[Message], tools: Tools = None, split: str = "train", **params: Any
@@ -95,12 +104,16 @@ class SamplingClient:
         return reply_of(await self.fresh(asked, SampleParams(**_known(params)), split))
 
     @asynccontextmanager
-    async def managed_server(self, tokenizer: Any = None) -> AsyncIterator[ManagedServer]:
+    async def managed_server(
+        self, tokenizer: Any = None, track_tree: bool = False, preserve_think_blocks: bool = False
+    ) -> AsyncIterator[ManagedServer]:
         """Atropos' name: a server that keeps what it sampled; see ``get_state()["nodes"]``.
 
-        ``tokenizer`` is accepted for the sake of existing code; the environment's own is used.
+        ``preserve_think_blocks``: thoughts of earlier turns stay in the conversation where the chat template would drop
+        them, so that it goes on in one sequence. ``tokenizer`` and ``track_tree`` are accepted for the sake of existing
+        code: the environment's own tokenizer is used, and what extends no sequence begins one.
         """
-        yield ManagedServer(self)
+        yield ManagedServer(self, preserve_think_blocks)
 
     async def score_tokens(
         self,
@@ -196,6 +209,11 @@ class SamplingClient:
             total.providers |= one.providers
         return total
 
+    def server_metrics(self) -> dict[str, float]:
+        """``server/server_N_request_time_avg`` and its like, of each endpoint that was asked; Atropos' names."""
+        found = [endpoint.timings.metrics(f"server/server_{number}") for number, endpoint in enumerate(self._endpoints)]
+        return {name: value for one in found for name, value in one.items()}
+
     async def close(self) -> None:
         for endpoint in self._endpoints:
             await endpoint.close()
@@ -234,7 +252,10 @@ class SamplingClient:
         if not self._endpoints:
             if not self.configs:
                 raise InvalidValueError("No sampling server is configured.", hint="Give the openai section one entry.")
-            self._endpoints = [Endpoint(config, self._encode_answer, self.reconnect_s) for config in self.configs]
+            self._endpoints = [
+                Endpoint(config, self._encode_answer, self.reconnect_s, self.request_keys(config.base_url))
+                for config in self.configs
+            ]
         endpoint = min(self._endpoints, key=lambda one: one.in_flight)
         arm = _ARM.get()
         if arm is not None:
@@ -261,7 +282,13 @@ class Session:
     """
 
     def __init__(
-        self, client: SamplingClient, messages: Sequence[Message], tools: Tools, params: SampleParams, split: str
+        self,
+        client: SamplingClient,
+        messages: Sequence[Message],
+        tools: Tools,
+        params: SampleParams,
+        split: str,
+        preserve_think_blocks: bool = False,
     ) -> None:
         self.messages: list[Message] = copy.deepcopy(list(messages))
         self.trajectories: list[Trajectory] = []
@@ -269,6 +296,7 @@ class Session:
         self._tools = tools
         self._params = replace(params, n=1)
         self._split = split
+        self._preserve = preserve_think_blocks
 
     @property
     def trajectory(self) -> Trajectory:
@@ -283,7 +311,7 @@ class Session:
         """The next assistant turn. ``params`` override those of the session for this turn. ``limit_tokens``: the
         longest conversation; raises ConversationFullError where there is no room for an answer."""
         asked = replace(self._params, **params)
-        text = self._client.renderer.prompt(self.messages, self._tools)
+        text = self._client.renderer.prompt(self.messages, self._tools, preserve_think_blocks=self._preserve)
         if not (
             self.trajectories
             and await self._client.extend(

@@ -11,43 +11,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
-from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_rl_mcp.contracts.rollout_api import (
-    EnvReport,
-    GroupNotes,
-    InfoReply,
-    RegisterEnv,
-    ScoredData,
-    StatusEnvReply,
-)
+from hermes_rl_mcp.contracts.rollout_api import EnvReport, InfoReply, RegisterEnv, StatusEnvReply
 from hermes_rl_mcp.contracts.vitals import EnvState
 from hermes_rl_mcp.envs.base import BaseEnv, RolloutsFailedError
 from hermes_rl_mcp.envs.config import EvalHandling
 from hermes_rl_mcp.envs.evaluate import run_evaluation
-from hermes_rl_mcp.envs.groups import BadGroupError, Interval, Tally, checked
+from hermes_rl_mcp.envs.groups import GivingUpError, Tally
 from hermes_rl_mcp.envs.held_out import HeldOut
-from hermes_rl_mcp.envs.hook_rules import groups_of
+from hermes_rl_mcp.envs.hook_rules import place
 from hermes_rl_mcp.envs.ledger import Ledger
+from hermes_rl_mcp.envs.making import GroupMaker
 from hermes_rl_mcp.envs.reports import MetricLines, StateFile
 from hermes_rl_mcp.envs.rollout_client import RolloutClient, UnregisteredError
+from hermes_rl_mcp.envs.saying import said
 from hermes_rl_mcp.errors import InvalidValueError
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.05
-"""After a failed group; doubled after each further one."""
 POLL_S = 0.1
 """Between two looks where there is nothing to wait for: an API that answers at once, an item that is not there yet, the
 end of the trainer's last step."""
 LOOK_S = 1.0
 """How long one question is held back by the API. By then the next one says anew what is under way."""
-LONGEST_PAUSE_S = 1.0
-"""After failed groups."""
 POSITION_S = 1.0
 """Between two saves of the environment's position that are not at a checkpoint of the trainer."""
 
@@ -70,8 +58,8 @@ class Worker:
         self.state = state
         self.tally = Tally()
         self.held_out = held_out
-        self.backlog: deque[Any] = deque()
         self.ledger = Ledger()
+        self.maker = GroupMaker(env, api, self.ledger, self.tally)
         self._tasks: set[asyncio.Task[None]] = set()
         self._look: asyncio.Task[StatusEnvReply] | None = None
         self._looked = (False, 0)
@@ -92,11 +80,9 @@ class Worker:
         self._position_at = time.monotonic()
         self._position_seen = 0
         """Step at which the last one was saved."""
-        self._paused_until = 0.0
         self._dry = False
         """The last question for an item found none."""
         self._sent_at_last_line = 0
-        self._interval = Interval()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set. Raises what makes going on pointless."""
@@ -122,7 +108,10 @@ class Worker:
         while True:
             await self._pass()
             self.state.offer(self._state())
-            self.tally.raise_if_hopeless()
+            try:
+                self.tally.raise_if_hopeless()
+            except GivingUpError as error:
+                raise GivingUpError(f"{error.message} ({place(type(self.env))})", hint=error.hint) from error
 
     async def _register(self) -> None:
         config = self.env.config
@@ -142,6 +131,7 @@ class Worker:
         _check_sizes(config.group_size, self._info.batch_size)
         first = self._env_id < 0
         self._env_id = reply.env_id if reply.env_id is not None else -1
+        self.maker.env_id, self.maker.max_token_len = self._env_id, self._info.max_token_len
         self._step = reply.starting_step
         self._total_steps = config.total_steps if config.total_steps > 0 else reply.num_steps or 0
         self._checkpoint_interval = reply.checkpoint_interval or 0
@@ -191,7 +181,7 @@ class Worker:
         """Until something here is due."""
         if self._step is not None and self._step >= self._total_steps:
             return POLL_S
-        pause_s = self._paused_until - time.monotonic()
+        pause_s = self.maker.paused_until - time.monotonic()
         return pause_s if 0 < pause_s < LOOK_S else LOOK_S
 
     async def _act(self, status: StatusEnvReply) -> None:
@@ -204,7 +194,7 @@ class Worker:
         while begun < wanted and await self._start_one(self._step):
             begun += 1
         if begun < wanted:
-            self._paused_until = time.monotonic() + POLL_S  # no item
+            self.maker.paused_until = time.monotonic() + POLL_S  # no item
         await self._follow(before, self._step)
         no_news = not begun and self._step == step_before
         if status.room is None or (no_news and time.monotonic() - self._looked_at < POLL_S):
@@ -251,7 +241,7 @@ class Worker:
 
     def _capacity(self) -> int:
         """Groups that could be begun here now."""
-        if time.monotonic() < self._paused_until:
+        if time.monotonic() < self.maker.paused_until:
             return 0
         return self._workers() - len(self._tasks)
 
@@ -269,16 +259,28 @@ class Worker:
         return limit
 
     async def _start_one(self, step: int) -> bool:
-        item = self.backlog.popleft() if self.backlog else await self.env.next_item()
+        failed = self.tally.failed
+        item = await self._next_item()
         if item is None:
-            if not self._dry:
+            if self.tally.failed == failed and not self._dry:
                 log.info("get_next_item() has nothing at the moment; asking again until it has")
             self._dry = True
             return False
         self._dry = False
         self.ledger.begin(step)
-        self._tasks.add(asyncio.create_task(self._make(item, step)))
+        self._tasks.add(asyncio.create_task(self.maker.make(item, step)))
         return True
+
+    async def _next_item(self) -> Any:
+        """None = none at the moment. What the hook raises counts as a failed group."""
+        limit_s = self.env.config.worker_timeout
+        try:
+            async with asyncio.timeout(limit_s) as scope:
+                return await self.env.next_item()
+        except Exception as error:  # noqa: BLE001 - user code; one item that could not be had is no reason to end a run
+            late = RolloutsFailedError(f"get_next_item() gave nothing within worker_timeout = {limit_s:g} s")
+            self.maker.failed(late if isinstance(error, TimeoutError) and scope.expired() else error)
+            return None
 
     async def _wait(self, further: set[asyncio.Task[StatusEnvReply]], timeout_s: float) -> None:
         """Until something running or ``further`` ends, at most ``timeout_s``; what ended is taken note of."""
@@ -293,63 +295,6 @@ class Worker:
         if self._evaluation and self._evaluation.done():
             done, self._evaluation = self._evaluation, None
             done.result()
-
-    async def _make(self, item: Any, step: int) -> None:
-        """One item to its group or groups, sent. Only a lost rollout API gets out of here. ``step``: when it began."""
-        limit_s = self.env.config.worker_timeout
-        try:
-            async with asyncio.timeout(limit_s) as scope:
-                several, more = groups_of(type(self.env), await self.env.collect_trajectories(item))
-        except BadGroupError as error:
-            self.ledger.give_up(step)
-            self.tally.count_dropped(error)
-            return
-        except TimeoutError as error:
-            late = RolloutsFailedError(f"no group within worker_timeout = {limit_s:g} s")
-            self._failed(late if scope.expired() else error, step)
-            return
-        except Exception as error:  # noqa: BLE001 - user code and its endpoints; one failed group is data, the run goes on
-            self._failed(error, step)
-            return
-        self.backlog.extend(more)
-        if several is None:
-            self._failed(RolloutsFailedError("collect_trajectories returned no group"), step)
-            return
-        if several:
-            self.ledger.begin(step, len(several) - 1)
-        else:
-            self.ledger.give_up(step)
-        for group in several:
-            if self.env.exploration is not None:
-                self.env.exploration.observe(item, group.get("scores") or [])
-            await self._send(group, step)
-
-    async def _send(self, group: Mapping[str, Any], step: int) -> None:
-        config = self.env.config
-        try:
-            data = checked(
-                group,
-                group_size=config.group_size,
-                max_token_len=self._info.max_token_len,
-                refuse_equal_scores=config.ensure_scores_are_not_same,
-            )
-            notes = GroupNotes(
-                group_id=uuid.uuid4().hex, begun_step=step, max_batches_offpolicy=config.max_batches_offpolicy
-            )
-            await self.api.send(_addressed(data, self._env_id, notes, config.include_messages))
-        except BadGroupError as error:
-            self.ledger.give_up(step)
-            self.tally.count_dropped(error)
-            return
-        self.ledger.sent(step)
-        self.tally.count_sent()
-        self._interval.add(data)
-
-    def _failed(self, error: Exception, step: int) -> None:
-        self.ledger.give_up(step)
-        self.tally.count_failed(error)
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.tally.unusable_in_a_row)
-        self._paused_until = time.monotonic() + pause_s
 
     async def _follow(self, before: int, step: int) -> None:
         """What a new trainer step brings: a metrics line, a checkpoint, now and then a position."""
@@ -377,9 +322,7 @@ class Worker:
                 (self.env.checkpoint_dir / f"step-{self._position}.json").unlink(missing_ok=True)
         except Exception as error:
             # User code and a full disk; training does not depend on it.
-            log.warning(
-                "the position at step %d could not be saved: %s: %s", step, type(error).__name__, error, exc_info=error
-            )
+            log.warning("the position at step %d could not be saved: %s", step, said(error), exc_info=error)
         passing = not self._checkpoint_interval or step % self._checkpoint_interval
         self._position = step if passing else None
 
@@ -388,14 +331,13 @@ class Worker:
 
     async def _log_step(self) -> None:
         rewritten = {"rollouts/rewritten_turns": float(self.env.server.rewritten)} if self.env.server.rewritten else {}
-        metrics = {**self._interval.metrics(), **self.tally.metrics(), **rewritten}
-        self._interval = Interval()
+        metrics = {**self.maker.taken(), **self.tally.metrics(), **rewritten, **self.env.server.server_metrics()}
         self._sent_at_last_line = self.tally.sent
         try:
             await self.env.wandb_log(metrics)
         except Exception as error:
             # User code; a metric that cannot be made is no reason to stop training.
-            log.warning("wandb_log failed: %s: %s", type(error).__name__, error, exc_info=error)
+            log.warning("wandb_log failed: %s", said(error), exc_info=error)
 
     async def _evaluate(self, step: int) -> None:
         try:
@@ -405,17 +347,10 @@ class Worker:
             # User code; training goes on without it.
             if isinstance(error, TimeoutError) and scope.expired():
                 error = TimeoutError(f"it took longer than eval_timeout = {self.env.config.eval_timeout:g} s")
-            log.warning("evaluation at step %d failed: %s: %s", step, type(error).__name__, error, exc_info=error)
+            log.warning("evaluation at step %d failed: %s", step, said(error), exc_info=error)
             return
         if report.metrics:
             self.metrics.write(step, report.metrics)
-
-
-def _addressed(data: ScoredData, env_id: int, notes: GroupNotes, with_messages: bool) -> ScoredData:
-    """With our id on it. Two groups that happen to hold the same samples must not look like one sent twice."""
-    mark = {**(data.group_overrides or {}), **notes.model_dump()}
-    messages = data.messages if with_messages else None
-    return data.model_copy(update={"env_id": env_id, "group_overrides": mark, "messages": messages})
 
 
 def _crosses(before: int, step: int, interval: int) -> bool:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.endpoint import Prompt, SampleParams
 from hermes_rl_mcp.envs.groups import checked
-from hermes_rl_mcp.envs.hook_rules import check_hooks, groups_of
+from hermes_rl_mcp.envs.hook_rules import check_hooks
 from hermes_rl_mcp.envs.loading import defaults_of
 from hermes_rl_mcp.envs.sampling import SamplingClient
 from hermes_rl_mcp.envs.trajectory import Completion, ScoredDataGroup
@@ -109,11 +109,11 @@ def one_group(environment: type[BaseEnv], answers: Sequence[str], item: Any = No
         env = await make(environment, answers, **{"group_size": len(answers), **config})
         try:
             asked = await env.get_next_item() if item is None else item
-            groups, _ = groups_of(environment, await env.collect_trajectories(asked))
+            groups = await env.groups_for(asked)
             if not groups:
                 raise InvalidValueError(f"{environment.__name__} gave no group for {asked!r}.", hint="See its log.")
             checked(groups[0], group_size=env.config.group_size)
-            return cast(ScoredDataGroup, groups[0])
+            return groups[0]
         finally:
             await env.cleanup()
 

@@ -59,17 +59,40 @@ def _load(source: str) -> Any:
     return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
 
 
+_MARKS = {"<think>": "\ue0f1think\ue0f2", "</think>": "\ue0f1end of think\ue0f2"}
+"""What stands for the tags while a template is at work; private characters, which no text has."""
+
+
+def _hidden(message: Message) -> Message:
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str):
+        return message
+    for tag, mark in _MARKS.items():
+        content = content.replace(tag, mark)
+    return {**message, "content": content}
+
+
 class Renderer:
     """Messages to text to ids and back, always in that order."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None) -> str:
-        """The text after which the model writes the next assistant turn."""
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        preserve_think_blocks: bool = False,
+    ) -> str:
+        """The text after which the model writes the next assistant turn. ``preserve_think_blocks``: many templates drop
+        the thoughts of earlier turns; they then stay as they were written."""
+        shown = [_hidden(one) for one in messages] if preserve_think_blocks else list(messages)
         text = self.tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
+            shown, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
         )
+        for tag, mark in _MARKS.items() if preserve_think_blocks else ():
+            text = text.replace(mark, tag)
         return str(text)
 
     def encode(self, text: str) -> list[int]:

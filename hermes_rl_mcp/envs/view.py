@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,4 +55,14 @@ def _sequence(group: ScoredData, index: int, messages: Sequence[dict[str, Any]])
 
 
 def _message(message: dict[str, Any]) -> str:
-    return f"<b>{html.escape(str(message.get('role')))}</b><pre>{html.escape(str(message.get('content')))}</pre>"
+    """Role and content; what else there is (calls of tools, say) as JSON."""
+    rest = {key: value for key, value in message.items() if key not in ("role", "content") and value}
+    content = message.get("content")
+    parts = [content if isinstance(content, str) else _json(content)] if content is not None else []
+    parts += [_json(rest)] if rest else []
+    shown = "".join(f"<pre>{html.escape(part)}</pre>" for part in parts)
+    return f"<b>{html.escape(str(message.get('role')))}</b>{shown}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1, default=str)

@@ -111,8 +111,8 @@ def test_fi_26_a_judge_that_refuses_is_told_at_the_first_groups_and_ends_the_env
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (NO_NUMBER.replace("VALUE", "None"), "score_answer gave None"),
-        (NO_NUMBER.replace("VALUE", "float('nan')"), "score_answer gave nan"),
+        (NO_NUMBER.replace("VALUE", "None"), "score_answer gave NoneType None"),
+        (NO_NUMBER.replace("VALUE", "float('nan')"), "score_answer gave float nan"),
         (OWN_GROUPS, "scores.0"),
     ],
     ids=["none", "nan", "own-groups"],
