@@ -272,6 +272,8 @@ class _Part(NamedTuple):
         command += [f"{self.info.file_path}:{self.info.class_name}", "check"]
         command += ["--config", str(config), "--output", str(output), "--sample", str(sample).lower()]
         command += ["--fingerprint", fingerprint] if fingerprint else []
+        longest = self.resolution.fields["max_token_trainer_length"].value
+        command += ["--longest", str(longest)] if self.info.base != "atroposlib" else []
         done = 0
         with log.open("wb") as said, running(command, self._environ(hash_seed), output=said) as program:
             deadline = time.monotonic() + self.wanted.timeout_s

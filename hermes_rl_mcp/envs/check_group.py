@@ -5,10 +5,12 @@ Pure judgements; ``TimedClient`` is the sampling client with a watch on it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from hermes_rl_mcp.contracts.env_checks import CheckFinding
@@ -34,15 +36,34 @@ class TimedClient(SamplingClient):
         self._under_way = 0
         self._since = 0.0
 
-    async def fresh(self, prompt: Prompt, params: SampleParams, split: str) -> list[Trajectory]:
+    async def fresh(
+        self, prompt: Prompt, params: SampleParams, split: str, limit_tokens: int | None = None
+    ) -> list[Trajectory]:
         with self._watch():
-            return await super().fresh(prompt, params, split)
+            return await super().fresh(prompt, params, split, limit_tokens)
 
     async def extend(
-        self, trajectory: Trajectory, prompt_text: str, messages: list[Message] | None, params: SampleParams, split: str
+        self,
+        trajectory: Trajectory,
+        prompt_text: str,
+        messages: list[Message] | None,
+        params: SampleParams,
+        split: str,
+        limit_tokens: int | None = None,
     ) -> bool:
         with self._watch():
-            return await super().extend(trajectory, prompt_text, messages, params, split)
+            return await super().extend(trajectory, prompt_text, messages, params, split, limit_tokens)
+
+    async def openai_reply(self, messages: Sequence[Message], **params: Any) -> dict[str, Any]:
+        with self._watch():
+            return await super().openai_reply(messages, **params)
+
+    @classmethod
+    def like(cls, other: SamplingClient, tokenizer: Callable[[], Any]) -> TimedClient:
+        """One that asks as ``other`` does."""
+        made = cls(other.configs, tokenizer)
+        made.reconnect_s, made.request_keys = other.reconnect_s, other.request_keys
+        return made
 
     @contextmanager
     def _watch(self) -> Iterator[None]:
@@ -67,6 +88,31 @@ def judge_group(
     yield form(notes)
     yield length(notes, env.config.max_token_length)
     yield pace(len(group.scores), seconds, client.busy_s if client else None, where)
+
+
+def judge_prompt(env: BaseEnv, count: int, tokens: int, where: str) -> CheckFinding:
+    """``count`` messages make a prompt of ``tokens``: does an answer have room behind it?"""
+    name, text = "messages", f"{count} message{'s' * (count > 1)}, a prompt of {tokens} tokens"
+    limits = {"max_token_trainer_length": env.trainer_max_tokens, "the model's context": _context_tokens(env.tokenizer)}
+    longest, limit = min(((known, what) for what, known in limits.items() if known), default=(None, ""))
+    fix = "Ask for less, show fewer tools (enabled_toolsets), or choose a model with more room."
+    if longest is None or tokens + env.config.max_token_length <= longest:
+        return CheckFinding(name=name, verdict="ok", found=text)
+    if tokens < longest:
+        most = f"answers of up to max_token_length = {env.config.max_token_length}"
+        text += f"; {most} do not fit behind it in {longest}, {limit}."
+        return CheckFinding(name=name, verdict="warning", found=text, fix=fix, where=where)
+    text += f", and {limit} is {longest}: there is no room for an answer."
+    return CheckFinding(name=name, verdict="problem", found=text, fix=fix, where=where)
+
+
+def _context_tokens(tokenizer: Any) -> int | None:
+    """Of the model whose tokenizer this is, where its folder says so."""
+    try:
+        found = json.loads((Path(tokenizer.name_or_path) / "config.json").read_text(encoding="utf-8"))
+        return int(found["max_position_embeddings"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def alignment(env: BaseEnv, group: ScoredData) -> CheckFinding:
@@ -144,7 +190,10 @@ def pace(rollouts: int, seconds: float, sampling_s: float | None, where: str) ->
     text += f"; {own_s * 1e3:.0f} ms of it outside sampling"
     if own_s < SLOW_OWN_S:
         return CheckFinding(name="time", verdict="ok", found=text)
-    fix = "Scoring runs in the event loop: make score_answer async, and put slow work into asyncio.to_thread."
+    fix = (
+        "A score_answer that is slow holds up all others: make it async, and put slow work into asyncio.to_thread. "
+        "Tools and compute_reward have threads of their own; there see which command takes long."
+    )
     return CheckFinding(name="time", verdict="warning", found=text, fix=fix, where=where)
 
 
@@ -155,8 +204,9 @@ def _other_words(env: BaseEnv, group: ScoredData) -> str:
         said = [str(message.get("content") or "").strip() for message in messages if message.get("role") == "assistant"]
         pairs = zip(group.tokens[index], group.masks[index], strict=True)
         runs = [[token for token, _ in run] for own, run in groupby(pairs, lambda one: one[1] != MASKED) if own]
-        trained = "".join(renderer.decode(run, special=False) for run in runs)
-        if said and said[-1] and said[-1] not in trained:
+        # A turn with calls may be kept with the special tokens in which they are written.
+        trained = ["".join(renderer.decode(run, special=special) for run in runs) for special in (False, True)]
+        if said and said[-1] and not any(said[-1] in text for text in trained):
             return (
                 f"sequence {index}: the tokens that are trained on do not contain its last answer, {said[-1][:60]!r}."
             )

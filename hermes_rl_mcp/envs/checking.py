@@ -7,28 +7,26 @@ the user's code is at fault, as far as it can be known.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import json
 import logging
 import os
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, JsonValue
-
 from hermes_rl_mcp.contracts.env_checks import CheckFinding, CheckVerdict
 from hermes_rl_mcp.contracts.rollout_api import ScoredData
+from hermes_rl_mcp.envs import check_agent
+from hermes_rl_mcp.envs.alike import plain
 from hermes_rl_mcp.envs.base import BaseEnv, Score
-from hermes_rl_mcp.envs.check_group import TimedClient, judge_group
+from hermes_rl_mcp.envs.check_group import TimedClient, judge_group, judge_prompt
 from hermes_rl_mcp.envs.groups import BadGroupError, checked
-from hermes_rl_mcp.envs.hook_rules import check_hooks, groups_of, messages_of
+from hermes_rl_mcp.envs.hook_rules import check_hooks, is_own, messages_of, own_hooks
 from hermes_rl_mcp.envs.options import Flags, resolve
 from hermes_rl_mcp.envs.places import place_of_class, place_of_error, place_of_hook
 from hermes_rl_mcp.errors import HermesRLError
@@ -45,7 +43,8 @@ class Stop(Exception):
 
 def check(environment: type[BaseEnv], flags: Flags, output: int) -> None:
     """The command: findings as lines of JSON to ``--output`` or standard output. Without ``--sample true`` what needs
-    no model; with ``--fingerprint`` whether the held-out items are those of the process that gave it."""
+    no model; with ``--fingerprint`` whether the held-out items are those of the process that gave it. ``--longest``:
+    most tokens of a sequence that a run would train on."""
     options = resolve(environment, flags, {"use_wandb": False, "include_messages": True})
     target = os.open(flags.plain["output"], os.O_WRONLY | os.O_APPEND) if "output" in flags.plain else output
 
@@ -60,6 +59,7 @@ def check(environment: type[BaseEnv], flags: Flags, output: int) -> None:
             write(CheckFinding(name="making it", verdict="problem", found=text, fix="Correct that line.", where=where))
             return
         env.server.reconnect_s = _RECONNECT_S
+        env.trainer_max_tokens = int(flags.plain["longest"]) if "longest" in flags.plain else None
         try:
             checker = Checker(env, _file_of(environment), write)
             if "fingerprint" in flags.plain or sampling:
@@ -90,6 +90,7 @@ class Checker:
             self._hooks()
             await self._setup()
             item = await self._item()
+            await self._tools()
             self._messages(item)
             await self._held_out(None)
             await self._no_overlap(item)
@@ -120,8 +121,7 @@ class Checker:
         except HermesRLError as error:
             self._broken("hooks", error)
             raise Stop from error
-        own = [name for name in _HOOKS if getattr(type(self.env), name) is not getattr(BaseEnv, name)]
-        self._say("hooks", "ok", ", ".join(own))
+        self._say("hooks", "ok", ", ".join(own_hooks(type(self.env))))
 
     async def _setup(self, quietly: bool = False) -> None:
         began = time.monotonic()
@@ -150,20 +150,36 @@ class Checker:
         self._say("item", "ok", f"get_next_item() gave {_short(item)}")
         return item
 
+    async def _tools(self) -> None:
+        if (env := check_agent.with_tools(self.env)) is None:
+            return
+        await self._guarded("tools", env.connect(), "Correct mcp_servers.")
+        try:
+            for finding in check_agent.tools(env):
+                self._write(finding)
+        except Exception as error:
+            # User code: own_tools.
+            self._broken("tools", error, where=place_of_hook(type(env), "own_tools"))
+            raise Stop from error
+
     def _messages(self, item: Any) -> None:
-        kind = type(self.env)
-        if _is_community(self.env) or kind.get_messages is BaseEnv.get_messages:
+        kind, agent = type(self.env), check_agent.with_tools(self.env)
+        hook = "format_prompt" if agent else "get_messages"
+        if _is_community(self.env) or not (agent or is_own(kind, hook)):
             self._say("messages", "skipped", "the environment asks in its own way, not through get_messages(item)")
             return
+        where = place_of_hook(kind, hook)
         try:
-            messages = messages_of(kind, self.env.get_messages(item))
-            text = self.env.server.renderer.prompt(messages)
+            if agent:
+                messages, text = check_agent.first_prompt(agent, item)
+            else:
+                messages = messages_of(kind, self.env.get_messages(item))
+                text = self.env.server.renderer.prompt(messages)
         except Exception as error:
             # User code, and a chat template that may refuse what it gets.
-            self._broken("messages", error, where=place_of_hook(kind, "get_messages"))
+            self._broken("messages", error, where=where)
             raise Stop from error
-        tokens = len(self.env.server.renderer.encode(text))
-        self._say("messages", "ok", f"{len(messages)} of them, a prompt of {tokens} tokens")
+        self._write(judge_prompt(self.env, len(messages), len(self.env.server.renderer.encode(text)), where))
 
     async def _held_out(self, expected: str | None) -> None:
         items = await self._guarded("held-out items", self.env.get_eval_items(HELD_OUT))
@@ -236,20 +252,18 @@ class Checker:
     async def _group(self) -> None:
         env = self.env
         if not _is_community(env):
-            env.server = TimedClient(env.server_configs, lambda: env.tokenizer)
+            env.server = TimedClient.like(env.server, lambda: env.tokenizer)
         client = env.server if isinstance(env.server, TimedClient) else None
         item = await self._guarded("item", env.get_next_item())
-        warnings = _Warnings()
+        asked = plain(item)
+        warnings, faults = _Warnings(), check_agent.ToolFaults()
         began = time.monotonic()
-        async with asyncio.timeout(env.config.worker_timeout):
-            with warnings:
-                result = await self._guarded("group", env.collect_trajectories(item))
+        with warnings, faults:
+            found = await self._guarded("group", self._in_time(env.groups_for(item)))
         seconds = time.monotonic() - began
-        try:
-            found, _ = groups_of(type(env), result)
-        except HermesRLError as error:
-            self._broken("group", error)
-            raise Stop from error
+        if plain(item) != asked:
+            text = "the hooks changed the item: each rollout of a group, and each later one, gets another task."
+            self._say("item", "problem", text, "Copy what you change: item = dict(item).", self._scorer())
         if not found:
             self._say(
                 "group",
@@ -264,22 +278,41 @@ class Checker:
             text = f"{warnings.count} rollouts failed and were run again. The first: {warnings.first}"
             place = place_of_error(warnings.error, self._file) if warnings.error else ""
             self._say("rollouts", "warning", text, "Answers that cannot be scored should get a score, too.", place)
-        for group in data:
-            where = place_of_hook(type(env), "score_answer")
-            for finding in judge_group(env, group, seconds, client, where):
+        if agent := check_agent.with_tools(env):
+            for finding in check_agent.judge_rollouts(agent.recent_rollouts, faults.errors, self._file):
                 self._write(finding)
+        for group in data:
+            for finding in judge_group(env, group, seconds, client, self._scorer()):
+                self._write(finding)
+
+    async def _in_time(self, work: Awaitable[Any]) -> Any:
+        limit_s = self.env.config.worker_timeout
+        try:
+            async with asyncio.timeout(limit_s) as scope:
+                return await work
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            hint = "Find what hangs, or raise worker_timeout."
+            raise HermesRLError(f"There was no group within worker_timeout = {limit_s:g} s.", hint=hint) from error
+
+    def _scorer(self) -> str:
+        """Where rollouts are scored."""
+        own = own_hooks(type(self.env))
+        hooks = ("compute_reward", "score_answer", "collect_trajectory", "collect_trajectories")
+        return next((place_of_hook(type(self.env), hook) for hook in hooks if hook in own), "")
 
     def _checked(self, group: Mapping[str, Any]) -> ScoredData:
         try:
             return checked(group, group_size=self.env.config.group_size)
         except BadGroupError as error:
-            hook = "score_answer" if error.reason == "no_score" else "collect_trajectories"
+            scored = self._scorer() if error.reason == "no_score" else ""
             self._say(
                 "alignment",
                 "problem",
                 f"The group could not be sent ({error.reason}): {error}.",
                 "Tokens, masks and logprobs have one entry for each token; masks are -100 or the token itself.",
-                place_of_hook(type(self.env), hook),
+                scored or place_of_hook(type(self.env), "collect_trajectories"),
             )
             raise Stop from error
 
@@ -314,12 +347,6 @@ class Checker:
         self._write(CheckFinding(name=name, verdict=verdict, found=found, fix=fix, where=where))
 
 
-_HOOKS = (
-    *("setup", "load_dataset", "get_next_item", "get_messages", "score_answer", "collect_trajectory"),
-    *("collect_trajectories", "evaluate", "get_eval_items", "evaluate_item", "save_checkpoint", "cleanup"),
-)
-
-
 class _Warnings(logging.Handler):
     """Counts the failed rollouts that the SDK's own collection logs and makes up for, while it is entered."""
 
@@ -333,7 +360,7 @@ class _Warnings(logging.Handler):
         self.count += 1
         if not self.first:
             self.first = record.getMessage()
-            self.error = next((one for one in record.args or () if isinstance(one, BaseException)), None)
+            self.error = getattr(record, "error", None)
 
     def __enter__(self) -> _Warnings:
         logging.getLogger("hermes_rl_mcp.envs.base").addHandler(self)
@@ -341,28 +368,6 @@ class _Warnings(logging.Handler):
 
     def __exit__(self, *exception: object) -> None:
         logging.getLogger("hermes_rl_mcp.envs.base").removeHandler(self)
-
-
-def plain(item: Any) -> str:
-    """Text that is the same for equal items in every process, whatever their type."""
-    return json.dumps(_plain(item), sort_keys=True)
-
-
-def _plain(item: Any) -> JsonValue:
-    if item is None or isinstance(item, str | int | float | bool):
-        return item
-    if isinstance(item, BaseModel):
-        return _plain(item.model_dump())
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return {field.name: _plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
-    if isinstance(item, Mapping):
-        return {str(key): _plain(value) for key, value in item.items()}
-    if isinstance(item, set | frozenset):
-        texts: list[JsonValue] = [plain(one) for one in item]
-        return sorted(texts, key=str)
-    if isinstance(item, list | tuple):
-        return [_plain(one) for one in item]
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(item))
 
 
 def _file_of(environment: type[BaseEnv]) -> str:

@@ -69,8 +69,8 @@ def missing_hooks(environment: type) -> list[str]:
 
 
 def known_hooks(environment: type) -> dict[str, dict[str, int]]:
-    """For ``async``, ``plain`` and ``either`` the names of hooks and how many arguments they are given besides ``self``;
-    also those that a base class of the environment names in its ``hook_arguments``."""
+    """For ``async``, ``plain`` and ``either`` the names of hooks and how many arguments they are given besides
+    ``self``; also those that a base class of the environment names in its ``hook_arguments``."""
     more = getattr(environment, "hook_arguments", {})
     ours = {"async": _ASYNC, "plain": _PLAIN, "either": _EITHER}
     return {kind: {**hooks, **more.get(kind, {})} for kind, hooks in ours.items()}

@@ -13,8 +13,9 @@ import pytest
 from hermes_rl_mcp.contracts.env_checks import CheckFinding
 from hermes_rl_mcp.contracts.rollout_api import ScoredData, SequenceNotes
 from hermes_rl_mcp.envs import BaseEnv
+from hermes_rl_mcp.envs.alike import plain
 from hermes_rl_mcp.envs.check_group import alignment, form, length, pace, spread
-from hermes_rl_mcp.envs.checking import Checker, plain
+from hermes_rl_mcp.envs.checking import Checker
 from hermes_rl_mcp.envs.places import place_of_field
 from hermes_rl_mcp.envs.testing import BytesTokenizer
 
