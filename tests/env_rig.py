@@ -302,10 +302,16 @@ class EnvProcess:
         return self.process.wait(timeout_s)
 
 
-def run_env(folder: Path, environ: dict[str, str], *arguments: str, cwd: Path | None = None) -> EnvProcess:
-    """``python -P -m hermes_rl_mcp.envs *arguments``, started."""
+def run_env(
+    folder: Path,
+    environ: dict[str, str],
+    *arguments: str,
+    cwd: Path | None = None,
+    program: tuple[str, ...] = (sys.executable, "-P", "-m", "hermes_rl_mcp.envs"),
+) -> EnvProcess:
+    """``python -P -m hermes_rl_mcp.envs *arguments``, or another program, started."""
     output = folder / "env.log"
-    command = [sys.executable, "-P", "-m", "hermes_rl_mcp.envs", *arguments]
+    command = [*program, *arguments]
     environ = leashed({**environ, "PYTHONPATH": str(install_root())})
     with output.open("ab") as log:
         process = subprocess.Popen(

@@ -74,8 +74,9 @@ class _Saying:
             )
         if (versions := VERSIONS.get(None)) is not None and response.content_type == "application/json":
             said = await response.json()  # kept by the response, which is read again
-            given = said.get("policy_versions") if isinstance(said, dict) else None
-            versions.extend(given if isinstance(given, list) else [])
+            if isinstance(said, dict):
+                one = [said.get("policy_version")] * len(said.get("logprobs") or [])
+                versions.extend(said.get("policy_versions") or one)
 
 
 def _answers() -> None:

@@ -20,7 +20,7 @@ ATTEMPTS = 3
 """Of one call, whatever went wrong; the original makes up to 27."""
 PATIENCE_S = 20.0
 """For an endpoint that is not there or says that it is busy, however many attempts that takes."""
-LONGEST_WAIT_S = 2.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
 """Between two attempts."""
 _NOT_NOW = (None, 429, 503)
 _MAY_PASS = (0, 408, *_NOT_NOW)
@@ -60,14 +60,13 @@ def no_retries_below(server: Any) -> None:
 
 
 def _retries(server: Any) -> None:
-    tenacity = importlib.import_module("tenacity")
     for name in _RETRIED:
         policy = getattr(server, name).retry
         policy.stop, policy.reraise = _enough, True
-        policy.retry = tenacity.retry_if_exception(_is_worth_another)
-        policy.wait = tenacity.wait_random_exponential(multiplier=0.2, max=LONGEST_WAIT_S)
+        policy.retry = _is_worth_another
+        policy.wait = lambda state: min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**state.attempt_number)
     outer = server.chat_completion.retry
-    outer.stop, outer.reraise = tenacity.stop_after_attempt(1), True
+    outer.stop, outer.reraise = (lambda state: True), True
 
 
 def _enough(state: Any) -> bool:
@@ -76,8 +75,11 @@ def _enough(state: Any) -> bool:
     return bool(state.attempt_number >= ATTEMPTS)
 
 
-def _is_worth_another(error: BaseException) -> bool:
+def _is_worth_another(state: Any) -> bool:
     """A request that was refused is refused again."""
+    error = state.outcome.exception()
+    if error is None:
+        return False
     status = _status(error)
     return isinstance(error, Exception) and (status in _MAY_PASS or not 400 <= (status or 0) < 500)
 
