@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import typing
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import to_jsonable_python
 
 from hermes_rl_mcp.contracts.environments import EnvironmentSchema, FieldInfo, ValidationReply
 from hermes_rl_mcp.envs.base import BaseEnv
+from hermes_rl_mcp.envs.hook_rules import place
 from hermes_rl_mcp.envs.loading import defaults_of
+from hermes_rl_mcp.envs.places import place_of_field
+from hermes_rl_mcp.errors import EnvironmentFileError
 
 
 def describe(environment: type[BaseEnv]) -> EnvironmentSchema:
     """Fields of the config class that ``config_init`` uses, with that instance's values as defaults."""
     config, servers = defaults_of(environment)
-    schema = type(config).model_json_schema()
+    schema = _schema(environment, type(config))
     prompt, answer = environment.typical_tokens or (None, None)
     return EnvironmentSchema(
         name=environment.env_name(),
@@ -56,6 +62,29 @@ def validate(environment: type[BaseEnv], values: Mapping[str, JsonValue]) -> Val
                 errors[name] = f"Input should be a number, found {values[name]!r}"
                 del coerced[name]
             return ValidationReply(ok=not errors, values=coerced, errors=errors)
+
+
+def _schema(environment: type[BaseEnv], model: type[BaseModel]) -> dict[str, Any]:
+    try:
+        return model.model_json_schema()
+    except PydanticInvalidForJsonSchema as error:
+        file = str(getattr(sys.modules.get(model.__module__), "__file__", None) or "")
+        bad = [name for name, info in model.model_fields.items() if not _has_schema(info.annotation)]
+        declared = place_of_field(Path(file), bad[0]) if bad and file else ""
+        raise EnvironmentFileError(
+            f"{place(environment)}: {model.__name__}.{bad[0] if bad else '?'} is of a type that cannot be told as data"
+            f"{f' ({declared})' if declared else ''}.",
+            hint="A field is a number, a text, true or false, a list or a mapping of these; functions belong into the "
+            "environment's class.",
+        ) from error
+
+
+def _has_schema(annotation: Any) -> bool:
+    try:
+        TypeAdapter(annotation).json_schema()
+    except PydanticInvalidForJsonSchema:
+        return False
+    return True
 
 
 def _switch_as_number(given: object, taken: object) -> bool:

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FunctionType, NoneType
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ _ASYNC = {
 """Hooks that are awaited, and how many arguments they are given besides ``self``."""
 _PLAIN = {"get_messages": 1, "save_checkpoint": 1, "load_checkpoint": 0, "item_key": 1}
 _EITHER = {"score_answer": 2}
+_SDK = str(Path(__file__).parent)
 _OURS = ("hermes_rl_mcp.", "builtins", "abc")
 """Modules whose classes are not the user's."""
 _NAME = re.compile(r"[^\s./\\\0-\x1f][^/\\\0-\x1f]{0,199}")
@@ -114,7 +116,7 @@ def place(environment: type, hook: str = "") -> str:
     """``FILE: class NAME``, or ``FILE:LINE: NAME.hook`` with the line of the hook where that is known."""
     function = inspect.unwrap(getattr(environment, hook)) if hook else None
     code = getattr(function, "__code__", None)
-    if code is not None:
+    if code is not None and not code.co_filename.startswith(_SDK):
         return f"{code.co_filename}:{code.co_firstlineno}: {environment.__name__}.{hook}"
     try:
         file = inspect.getfile(environment)

@@ -24,6 +24,7 @@ from hermes_rl_mcp.contracts.rollout_api import (
     WandbInfoReply,
 )
 from hermes_rl_mcp.envs.groups import BadGroupError
+from hermes_rl_mcp.envs.saying import said
 from hermes_rl_mcp.errors import EndpointError, NotFoundError
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,10 @@ class RolloutClient:
 
     async def send(self, group: ScoredData) -> None:
         """Raises BadGroupError if the API refuses the group."""
-        body = group.model_dump_json(exclude_none=True).encode()
+        try:
+            body = group.model_dump_json(exclude_none=True).encode()
+        except ValueError as error:  # messages hold whatever the environment put there
+            raise BadGroupError("invalid", f"it cannot be written as JSON: {said(error)}") from error
         headers = {"Content-Type": "application/json"}
         if len(body) >= GZIP_FROM_BYTES:
             body = gzip.compress(body, compresslevel=1, mtime=0)

@@ -194,7 +194,7 @@ class Worker:
         while begun < wanted and await self._start_one(self._step):
             begun += 1
         if begun < wanted:
-            self.maker.paused_until = time.monotonic() + POLL_S  # no item
+            self.maker.paused_until = max(self.maker.paused_until, time.monotonic() + POLL_S)  # no item
         await self._follow(before, self._step)
         no_news = not begun and self._step == step_before
         if status.room is None or (no_news and time.monotonic() - self._looked_at < POLL_S):

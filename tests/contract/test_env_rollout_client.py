@@ -95,3 +95,14 @@ async def test_a_server_that_is_no_rollout_api_is_recognised(stub: tuple[Stub, s
     with pytest.raises(EndpointError, match="not a rollout API"):
         await api.info()
     await api.close()
+
+
+@pytest.mark.parametrize("content", [object(), "\ud800"], ids=["object", "half_a_pair"])
+async def test_messages_that_no_wire_takes_are_the_groups_own_fault(stub: tuple[Stub, str], content: Any) -> None:
+    app, url = stub
+    client = RolloutClient(url)
+    group = GROUP.model_copy(update={"messages": [[{"role": "user", "content": content}]] * 2})
+    with pytest.raises(BadGroupError, match="cannot be written as JSON"):
+        await client.send(group)
+    await client.close()
+    assert app.bodies == []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hermes_rl_mcp.envs import BaseEnv
+from hermes_rl_mcp.envs.describe import describe
 from hermes_rl_mcp.envs.evaluate import run_evaluation, write_config
 from hermes_rl_mcp.envs.hook_rules import HookError, check_hooks
 from hermes_rl_mcp.envs.loading import defaults_of, load_environment
@@ -37,7 +38,7 @@ def made(folder: Path, line: str) -> type[BaseEnv]:
         [line, *(text for name, text in HOOKS.items() if f"def {name}(" not in line and f"{name} =" not in line)]
     )
     path = folder / "hostile.py"
-    head = "import asyncio\nfrom hermes_rl_mcp.envs import *\n"
+    head = "import asyncio, typing\nfrom hermes_rl_mcp.envs import *\n"
     path.write_text(f"{head}class Own(BaseEnv):\n{textwrap.indent(body, '    ')}\n")
     return load_environment(f"{path}:Own")
 
@@ -203,6 +204,12 @@ def test_a_hook_whose_name_is_misspelt_is_told_from_one_that_is_missing(tmp_path
 def test_defaults_that_are_not_valid_name_the_field_and_its_line(tmp_path: Path, lines: str, said_of_it: str) -> None:
     with pytest.raises(EnvironmentFileError, match=said_of_it):
         defaults_of(made(tmp_path, lines))
+
+
+def test_a_field_that_cannot_be_told_as_data_is_named_with_its_line(tmp_path: Path) -> None:
+    lines = "class C(BaseEnvConfig):\n    reward: typing.Callable = print\nenv_config_cls = C"
+    with pytest.raises(EnvironmentFileError, match=r"C\.reward is of a type .*hostile\.py:5\)"):
+        describe(made(tmp_path, lines))
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ class CommunityEnv(BaseEnv):
         return EvalReport({**logged, **_numbers(metrics)}, samples, parameters)
 
     async def wandb_log(self, metrics: dict[str, float] | None = None) -> None:
-        self._ours = dict(metrics or {})
+        self._ours = await self.create_rollout_table(dict(metrics or {}))
         await self.inner.wandb_log({})
 
     def _take_metrics(self, metrics: Mapping[str, Any]) -> None:
