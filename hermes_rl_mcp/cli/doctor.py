@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hermes_rl_mcp.cli import findings_home, findings_machine, findings_surroundings
+from hermes_rl_mcp.cli import findings_home, findings_machine, findings_surroundings, findings_tools
 from hermes_rl_mcp.cli.findings import Finding
 from hermes_rl_mcp.errors import HermesRLError, InvalidValueError
 from hermes_rl_mcp.operations.settings import effective_environ, load_settings
@@ -39,6 +39,8 @@ def findings(environ: Mapping[str, str], say: Callable[[str], None]) -> Iterator
     yield from findings_surroundings.keys(home.env_file, effective)
     yield from findings_surroundings.variables(home.env_file, environ, effective)
     yield from _settings(environ)
+    yield from findings_tools.toolsets(effective)
+    yield findings_tools.containers(effective)
     say("asking the hub")
     yield findings_surroundings.hub(effective)
     yield findings_surroundings.client()

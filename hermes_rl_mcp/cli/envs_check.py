@@ -78,6 +78,10 @@ def findings(at: Context, wanted: Wanted) -> Iterator[CheckFinding]:
         if wanted.model:
             edits["model_name"] = wanted.model
         resolution = resolve(schema, at.settings.profile, edits)
+    except EnvironmentFileError as error:
+        fix = error.hint if error.hint and "rl_" not in error.hint else "Correct the file, then check it again."
+        yield CheckFinding(name="load", verdict="problem", found=error.message, fix=fix)
+        return
     except HermesRLError as error:
         yield _problem("load", error)
         return

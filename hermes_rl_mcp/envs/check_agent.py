@@ -18,7 +18,7 @@ from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.places import place_of_error, place_of_hook
 from hermes_rl_mcp.envs.saying import said
 from hermes_rl_mcp.envs.trajectory import Message
-from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.errors import HermesRLError, PreflightError
 
 if TYPE_CHECKING:  # only environments with tools load the agent's parts
     from hermes_rl_mcp.envs.hermes import AgentRollout, HermesAgentBaseEnv
@@ -48,6 +48,21 @@ def tools(env: HermesAgentBaseEnv) -> Iterator[CheckFinding]:
         yield CheckFinding(name="tools", verdict="skipped", found=line, fix=_LESS)
 
 
+def without_sandbox(env: BaseEnv) -> CheckFinding | None:
+    """Said of an engine for containers that is not there; None where sandboxes can be had. Blocks."""
+    agent = with_tools(env)
+    if agent is None or agent.config.terminal_backend == "local":
+        return None
+    from hermes_rl_mcp.agent.sandbox.docker import DockerSandbox
+
+    try:
+        DockerSandbox(options=agent.config.docker_options()).close()
+    except PreflightError as error:
+        fix = error.hint or "Start it, or set terminal_backend to local."
+        return CheckFinding(name="sandbox", verdict="skipped", found=error.message, fix=fix)
+    return None
+
+
 def first_prompt(env: HermesAgentBaseEnv, item: Any) -> tuple[list[Message], str]:
     """The messages of a rollout's first turn, and the text that the policy gets, its tools included."""
     messages = env.messages(item)
@@ -62,6 +77,8 @@ class ToolFaults(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.errors: list[tuple[str, BaseException]] = []
+        self._logger = logging.getLogger("hermes_rl_mcp.agent.calls")
+        self._level = self._logger.level
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -69,11 +86,13 @@ class ToolFaults(logging.Handler):
             self.errors.append((str(record.args[0]) if isinstance(record.args, tuple) else "", error))
 
     def __enter__(self) -> ToolFaults:
-        logging.getLogger("hermes_rl_mcp.agent.calls").addHandler(self)
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        logging.getLogger("hermes_rl_mcp.agent.calls").removeHandler(self)
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
 
 
 def judge_rollouts(

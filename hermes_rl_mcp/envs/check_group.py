@@ -95,15 +95,19 @@ def judge_prompt(env: BaseEnv, count: int, tokens: int, where: str) -> CheckFind
     name, text = "messages", f"{count} message{'s' * (count > 1)}, a prompt of {tokens} tokens"
     limits = {"max_token_trainer_length": env.trainer_max_tokens, "the model's context": _context_tokens(env.tokenizer)}
     longest, limit = min(((known, what) for what, known in limits.items() if known), default=(None, ""))
-    fix = "Ask for less, show fewer tools (enabled_toolsets), or choose a model with more room."
-    if longest is None or tokens + env.config.max_token_length <= longest:
+    wanted = env.config.max_token_length
+    if longest is None or tokens + wanted <= longest:
         return CheckFinding(name=name, verdict="ok", found=text)
-    if tokens < longest:
-        most = f"answers of up to max_token_length = {env.config.max_token_length}"
-        text += f"; {most} do not fit behind it in {longest}, {limit}."
-        return CheckFinding(name=name, verdict="warning", found=text, fix=fix, where=where)
-    text += f", and {limit} is {longest}: there is no room for an answer."
-    return CheckFinding(name=name, verdict="problem", found=text, fix=fix, where=where)
+    room = longest - tokens
+    if room < 1:
+        text += f", and {limit} is {longest}: there is no room for an answer."
+        fix = "Ask for less, show fewer tools (enabled_toolsets), or choose a model with more room."
+        return CheckFinding(name=name, verdict="problem", found=text, fix=fix, where=where)
+    text += f"; {limit} is {longest}, so an answer has {room} of max_token_length = {wanted}"
+    if 2 * room >= longest:
+        return CheckFinding(name=name, verdict="ok", found=text)
+    fix = "Ask for less, show fewer tools (enabled_toolsets), or lower max_token_length to what answers need."
+    return CheckFinding(name=name, verdict="warning", found=text, fix=fix, where=where)
 
 
 def _context_tokens(tokenizer: Any) -> int | None:

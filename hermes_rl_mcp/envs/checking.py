@@ -104,7 +104,10 @@ class Checker:
             await self._setup(quietly=True)
             if fingerprint is not None:
                 await self._held_out(fingerprint)
-            if sample:
+            absent = await asyncio.to_thread(check_agent.without_sandbox, self.env) if sample else None
+            if absent:
+                self._write(absent)
+            elif sample:
                 await self._group()
                 await self._evaluate_item()
         except Stop:
@@ -340,7 +343,9 @@ class Checker:
             text, fix = error.message, error.hint or fix
         else:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        where = place_of_error(error, self._file) or where or place_of_class(type(self.env))
+        where = place_of_error(error, self._file) or where
+        if not where and f"{self._file}:" not in text:
+            where = place_of_class(type(self.env))
         self._say(name, "problem", text, fix, where)
 
     def _say(self, name: str, verdict: CheckVerdict, found: str, fix: str = "", where: str = "") -> None:

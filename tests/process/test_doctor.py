@@ -119,6 +119,7 @@ def test_fi_40_the_values_that_a_server_would_work_with_are_shown_with_their_sou
     (home / ".env").write_text(
         "HF_HOME=/data/hf\nCUDA_VISIBLE_DEVICES=1\nHERMES_RL_PATH=/opt/cuda/bin\nHF_TOKEN=s3ntinel-token\n"
         "HTTPS_PROXY=http://user:s3ntinel-pass@proxy:1\nHERMES_RL_SECRET_JUDGE=s3ntinel-judge\n"
+        "SEARXNG_URL=http://127.0.0.1:1\n"
     )
     (home / ".env").chmod(0o600)
     shell = {**light, "CUDA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": "/opt/lib", "WANDB_API_KEY": "s3ntinel-wandb"}
@@ -127,6 +128,9 @@ def test_fi_40_the_values_that_a_server_would_work_with_are_shown_with_their_sou
     assert one(findings, "CUDA_VISIBLE_DEVICES")["verdict"] == "warning", "the shell's value hides the file's"
     assert "hermes-rl config set LD_LIBRARY_PATH" in one(findings, "LD_LIBRARY_PATH")["fix"]
     assert one(findings, "PATH of a run")["found"].startswith("/opt/cuda/bin:")
+    assert "search" in one(findings, "toolsets")["found"], "a server that searches is named in the file"
+    assert "HERMES_RL_VISION_URL" in one(findings, "toolset vision")["found"]
+    assert one(findings, "containers")["verdict"] == "ok"
     assert one(findings, "WANDB_API_KEY")["verdict"] == "warning"
     assert one(findings, "HERMES_RL_SECRET_JUDGE")["found"] == f"set in {home / '.env'} (***)"
     assert "s3ntinel" not in json.dumps(findings)
