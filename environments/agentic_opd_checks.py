@@ -1,7 +1,7 @@
-"""Whether a solution is right: its text and the tests meet in an interpreter of their own, after the agent is done.
+"""What a solution is worth: its text is tested in a sandbox that the agent never had, in a process beside the tests.
 
-Invariant: nothing that the agent can write decides. Tests and the mark by which a verdict is known come over standard
-input and are on no disk; a program that ends itself early, with whatever status, has passed nothing.
+Invariant: nothing that the agent can write decides. Of all it leaves behind, solution.py alone is looked at; the tests
+come to it as calls with plain values (``hermes_swe_checker``), and a program that ends itself early has passed nothing.
 """
 
 from __future__ import annotations
@@ -9,54 +9,26 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from environments import hermes_swe_checker
 from hermes_rl_mcp.agent.context import ToolContext
+from hermes_rl_mcp.agent.sandbox.docker import DockerOptions
+from hermes_rl_mcp.agent.sandbox.factory import task_sandbox
+from hermes_rl_mcp.agent.sandbox.task import TaskSandbox
 
 SOLUTION = "solution.py"
-PASSED, UNCLEAN, FAILED, BROKEN, MISSING = 1.0, 0.8, 0.2, 0.1, 0.0
-"""Correctness: all tests pass; they pass, and then the program ends badly; a test does not hold; the program or a test
-cannot be run to its end; there is no solution.py."""
+PASSED, FAILED, BROKEN, MISSING = 1.0, 0.2, 0.1, 0.0
+"""Correctness: all tests pass; one does not hold; the program or a test cannot be run to its end; no solution.py."""
 MOST_SHOWN = 500
-"""Characters of one failure."""
-
-# Runs in the sandbox's own Python, 3.8 or later, with the standard library alone.
-_HARNESS = """
-import ast, json, os, sys, types
-written = os.dup(1)
-job = json.loads(sys.stdin.buffer.read())
-sys.stdin = open(os.devnull)
-module = sys.modules["solution"] = types.ModuleType("solution")
-space, failed, broken = module.__dict__, [], None
-def told(error):
-    return "%s: %s" % (type(error).__name__, error)
-try:
-    exec(compile(job["code"], "solution.py", "exec"), space)
-except BaseException as error:
-    broken = "solution.py raises " + told(error)
-if broken is None:
-    for part in ast.parse(job["tests"]).body:
-        shown = ast.get_source_segment(job["tests"], part)
-        try:
-            exec(compile(ast.Module([part], []), "tests", "exec"), space)
-        except AssertionError as error:
-            try:
-                left = getattr(getattr(part, "test", None), "left", None)
-                value = eval(compile(ast.Expression(left), "tests", "eval"), space) if left else None
-                shown += "  # found %r" % (value,) if left else ""
-            except BaseException:
-                pass
-            failed.append("this does not hold: " + shown)
-        except BaseException as error:
-            broken = "%s raises %s" % (shown, told(error))
-            break
-sys.stdout.flush()
-os.write(written, ("\\n" + job["mark"] + json.dumps({"failed": failed, "broken": broken}) + "\\n").encode())
-"""
+"""Characters of a failure."""
+_OUTPUT_BYTES = 200_000
+_NOT_HELD = "AssertionError: "
 
 
 @dataclass(frozen=True)
@@ -67,41 +39,44 @@ class Verdict:
     message: str
     """Why it is not right; empty if it is."""
 
-    @property
-    def passed(self) -> bool:
-        return self.correctness >= UNCLEAN
 
-
-def check(ctx: ToolContext, test_code: str, timeout_s: float) -> Verdict:
-    """Of ``solution.py`` in the rollout's working directory. What the agent left running is ended first. Blocks."""
-    for one in json.loads(ctx.call_tool("process", {"action": "list"})).get("processes", []):
-        ctx.call_tool("process", {"action": "kill", "session_id": one["session_id"]})
+def check(
+    ctx: ToolContext, test_code: str, timeout_s: float, *, backend: str = "local", docker: DockerOptions | None = None
+) -> Verdict:
+    """Of ``solution.py`` in the rollout's working directory, in a new sandbox of the same kind. Blocks."""
     with tempfile.TemporaryDirectory(prefix="hermes-rl-opd-") as folder:
         copy = Path(folder, SOLUTION)
         if not ctx.download_file(SOLUTION, copy)["success"]:
             return Verdict(MISSING, f"There is no {SOLUTION}.")
-        code = copy.read_text(encoding="utf-8", errors="replace")
+        program = copy.read_bytes()
+    failure = _failure(program, test_code, timeout_s, task_sandbox(backend, f"{ctx.task_id}-tests", docker), backend)
+    if not failure:
+        return Verdict(PASSED, "")
+    if failure.startswith(_NOT_HELD):
+        return Verdict(FAILED, f"This does not hold: {failure.removeprefix(_NOT_HELD)}"[:MOST_SHOWN])
+    return Verdict(BROKEN, failure[:MOST_SHOWN])
+
+
+def _failure(program: bytes, test_code: str, timeout_s: float, sandbox: TaskSandbox, backend: str) -> str:
     mark = secrets.token_hex(16)
-    job = json.dumps({"code": code, "tests": test_code, "mark": mark})
-    python = f"python3 -I -S -B -c {shlex.quote(_HARNESS)}"
-    home = '"$folder"'
-    command = (
-        f'folder=$(mktemp -d) && cd {home} && exec env -i PATH="$PATH" HOME={home} TMPDIR={home} LANG=C.UTF-8 '
-        f"{python} <<'{mark}'\n{job}\n{mark}\n"
-    )
-    done = ctx.terminal(command, timeout=timeout_s)
-    said = [line for line in str(done["output"]).splitlines() if line.startswith(mark)]
-    if not said:
-        why = done["error"] or str(done["output"]).strip()[-MOST_SHOWN:] or f"it ended with {done['exit_code']}"
-        return Verdict(BROKEN, f"The program did not come to its end under the tests: {why}")
-    found = json.loads(said[-1].removeprefix(mark))
-    if found["broken"]:
-        return Verdict(BROKEN, str(found["broken"])[:MOST_SHOWN])
-    if found["failed"]:
-        return Verdict(FAILED, str(found["failed"][0])[:MOST_SHOWN])
-    if done["exit_code"] != 0:
-        return Verdict(UNCLEAN, f"The tests pass, and then the program ends with {done['exit_code']}.")
-    return Verdict(PASSED, "")
+    job = {"folder": "program", "tests": test_code, "entry_point": "", "mark": mark}
+    python = shlex.quote(sys.executable) if backend == "local" else "python3"
+    try:
+        place = sandbox()
+        place.write_bytes(f"program/{SOLUTION}", program)
+        place.write_bytes("checker.py", Path(hermes_swe_checker.__file__).read_bytes())
+        done = place.run(
+            f"{python} -I -B checker.py",
+            timeout_s=timeout_s,
+            stdin=json.dumps(job).encode(),
+            limit_bytes=_OUTPUT_BYTES,
+        )
+    finally:
+        sandbox.close()
+    for line in reversed(done.output.decode(errors="replace").splitlines()):
+        if mark in line:
+            return str(json.loads(line)["failure"])
+    return done.error or f"The tests did not come to their end (exit code {done.exit_code})."
 
 
 def efficiency(turns: int, most_turns: int) -> float:

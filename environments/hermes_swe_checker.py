@@ -243,7 +243,7 @@ def check(job: dict[str, str]) -> str:
         trace = traceback.extract_tb(error.__traceback__)
         where = [one.lineno for one in trace if one.filename == "tests" and one.lineno]
         line = job["tests"].splitlines()[where[-1] - 1].strip() if where else ""
-        return f"{type(error).__name__}: {error or line}"[:MOST_FAILURE_CHARS]
+        return f"{type(error).__name__}: {str(error) or line}"[:MOST_FAILURE_CHARS]
     finally:
         solution.end()
     return ""

@@ -10,7 +10,7 @@ import pytest
 from env_rig import END_ID, TINY, Sampler, say, serving
 from pydantic import ValidationError
 
-from environments.agentic_opd_checks import BROKEN, FAILED, MISSING, PASSED, UNCLEAN, check
+from environments.agentic_opd_checks import BROKEN, FAILED, MISSING, PASSED, check
 from environments.agentic_opd_env import AgenticOPDConfig, AgenticOPDEnv
 from environments.agentic_opd_hints import Bounds, best_hint, judge_messages, parse_vote, rule_hint, turns_of
 from environments.agentic_opd_tasks import built_in, split
@@ -72,15 +72,15 @@ def test_every_built_in_task_can_be_solved_and_some_are_held_out(ctx: ToolContex
     [
         (None, MISSING, "no solution.py"),
         ("def f(x): return x + 1", PASSED, ""),
-        ("def f(x): return abs(x) + 1", FAILED, "does not hold: assert f(-1) == 0  # found 2"),
+        ("def f(x): return abs(x) + 1", FAILED, "This does not hold: assert f(-1) == 0"),
         ("def f(x): return x +", BROKEN, "SyntaxError"),
-        ("f = None", BROKEN, "assert f(1) == 2 raises TypeError"),
-        ("import atexit, os\natexit.register(lambda: os._exit(3))\ndef f(x): return x + 1", UNCLEAN, "ends with 3"),
-        ("print('all tests passed')\nimport os\nos._exit(0)", BROKEN, "did not come to its end"),
+        ("f = None", BROKEN, "TypeError"),
+        ("print('all tests passed')\nimport os\nos._exit(0)", BROKEN, "has ended"),
         ("import sys\nsys.exit(0)", BROKEN, "SystemExit"),
-        ("open('test_solution.py', 'w').write('')\ndef f(x): return 2", FAILED, "found 2"),
+        ("open('test_solution.py', 'w').write('')\ndef f(x): return 2", FAILED, "f(-1)"),
+        ("class A(int):\n    def __eq__(self, other): return True\ndef f(x): return A(7)", FAILED, "f(1)"),
     ],
-    ids=["missing", "right", "wrong", "syntax", "no-function", "unclean", "ends-itself", "exits", "own-tests"],
+    ids=["missing", "right", "wrong", "syntax", "no-function", "ends-itself", "exits", "own-tests", "own-equality"],
 )
 def test_only_the_tests_decide(ctx: ToolContext, program: str | None, correctness: float, message: str) -> None:
     ctx.terminal("rm -f solution.py")
@@ -211,7 +211,7 @@ async def test_a_teacher_that_read_a_hint_speaks_on_exactly_the_tokens_that_the_
         assert data.scores[index] == pytest.approx(0.7 * 0.2 + 0.15 * 1.0 + 0.15 * 0.3)
     assert len(asked) == 4 and all(one["prompt_logprobs"] == 2 for one in asked)
     texts = [bytes(one for one in request["prompt"]["prompt_token_ids"] if one < 256).decode() for request in asked]
-    assert all("[Hint: In the end the tests say: this does not hold: assert f(-1) == 0" in text for text in texts)
+    assert all("[Hint: In the end the tests say: This does not hold: assert f(-1) == 0" in text for text in texts)
     assert sorted(text.endswith("done") for text in texts) == [False, False, True, True]
     sampled = bytes(one for one in data.tokens[0] if one < 256).decode()
     assert "[Hint" not in sampled
@@ -219,14 +219,18 @@ async def test_a_teacher_that_read_a_hint_speaks_on_exactly_the_tokens_that_the_
 
 
 @pytest.mark.anyio
-async def test_another_model_may_judge_and_without_hints_or_when_switched_off_there_is_no_teacher() -> None:
+async def test_another_model_may_judge_and_without_hints_or_when_switched_off_there_is_no_teacher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "the operator's")
     says = "[HINT_START]Mind numbers below 0.[HINT_END] \\boxed{1}"
     with serving(Sampler(_policy)) as sampler, serving(Sampler(say(says))) as judge:
-        judging = {"judge": "endpoint", "judge_base_url": f"{judge.url}/v1", "group_size": 1, "teacher": "base"}
+        judging = {"judge": "model", "judge_base_url": f"{judge.url}/v1", "group_size": 1, "teacher": "base"}
         group, seen = await _group(sampler, **judging)
         assert group["distill_token_ids"] and seen["opd/total_hints"] == 2.0
         assert [one["n"] for one in judge.requests] == [3, 3]
         assert TASK["task"] in judge.requests[0]["messages"][1]["content"]
+        assert judge.requests[0]["headers"]["authorization"] == "Bearer none", "not a key of the operator's"
         scored = [one for one in sampler.requests if "prompt_logprobs" in one]
         assert [one["adapter"] for one in scored] == [False, False]
         judge.answer = say("Nothing to add. \\boxed{-1}")
@@ -244,14 +248,31 @@ async def test_another_model_may_judge_and_without_hints_or_when_switched_off_th
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"judge": "endpoint"}, "needs judge_base_url"),
-        ({"judge_api_key": "sk-1234"}, "NAME"),
-        ({"hint_min_chars": 50, "hint_max_chars": 50}, "below hint_max_chars"),
-        ({"correctness_weight": 0, "efficiency_weight": 0, "tool_usage_weight": 0}, "above 0"),
+        ({"judge": "endpoint"}, "'rules' or 'model'"),
+        ({"hint_max_chars": 200}, "greater than or equal to 201"),
+        ({"correctness_weight": 0}, "greater than 0"),
         ({"distill_topk": 0}, "greater than or equal to 1"),
     ],
-    ids=["judge", "key", "bounds", "weights", "topk"],
+    ids=["judge", "bounds", "weights", "topk"],
 )
 def test_settings_that_cannot_be_are_refused_with_words(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         AgenticOPDConfig(**fields)
+
+
+@pytest.mark.anyio
+async def test_the_trained_models_base_judges_where_no_other_model_is_named() -> None:
+    def both(prompt: list[int], index: int) -> list[int]:
+        is_judging = b"# What came of it" in bytes(one for one in prompt if one < 256)
+        return (
+            say(f"[HINT_START]{'x' * (20 + index)}[HINT_END]\\boxed{{1}}")([], 0) if is_judging else _policy(prompt, 0)
+        )
+
+    with serving(Sampler(both)) as sampler:
+        group, seen = await _group(sampler, judge="model", group_size=1)
+        judging = [one for one in sampler.requests if one.get("n") == 3]
+        scored = [one for one in sampler.requests if "prompt_logprobs" in one]
+    assert [one["adapter"] for one in judging] == [False, False] and seen["opd/total_hints"] == 2.0
+    assert all("adapter" not in one for one in scored) and group["distill_token_ids"]
+    hinted = bytes(one for one in scored[0]["prompt"]["prompt_token_ids"] if one < 256).decode()
+    assert f"[Hint: {'x' * 22}]" in hinted
