@@ -16,6 +16,7 @@ from environments.web_research_judge import read_verdict
 from environments.web_research_world import Page, Question, make_world
 from hermes_rl_mcp.envs import APIServerConfig
 from hermes_rl_mcp.envs.base import EvalReport
+from hermes_rl_mcp.envs.trajectory import ScoredDataItem
 from hermes_rl_mcp.errors import InvalidValueError
 from tests.tool_parts import page_server
 
@@ -60,6 +61,12 @@ def made(sampler: Sampler, **fields: Any) -> WebResearchEnv:
 async def ended(env: WebResearchEnv) -> None:
     await env.cleanup()
     await env.server.close()
+
+
+def _parts(item: ScoredDataItem) -> dict[str, float]:
+    notes = item["overrides"]
+    assert notes is not None
+    return dict(notes["reward_parts"])
 
 
 def _item(question: Question) -> dict[str, str]:
@@ -127,13 +134,13 @@ async def test_every_call_costs_and_an_answer_that_never_came_gets_nothing_for_e
         await env.setup()
         item, _ = await env.collect_trajectory(_item(QUESTION))
         assert item is not None
-        twelve = item["overrides"]["reward_parts"]
+        twelve = _parts(item)
         sampler.answer = lambda prompt, index: [*call("web_search", query="x").encode(), END_ID]
         item, _ = await env.collect_trajectory(_item(QUESTION))
         await ended(env)
     assert (twelve["efficiency"], twelve["correctness"]) == (pytest.approx(1 - 0.12 * 7), 1.0)
     assert item is not None and item["scores"] == 0.0
-    assert item["overrides"]["reward_parts"]["efficiency"] == 0.0
+    assert _parts(item)["efficiency"] == 0.0
 
 
 @pytest.mark.anyio
@@ -153,7 +160,7 @@ async def test_another_model_judges_and_where_it_gives_no_verdict_the_words_deci
                 item, _ = await env.collect_trajectory(_item(QUESTION))
                 await ended(env)
                 assert item is not None
-                found.append(item["overrides"]["reward_parts"]["correctness"])
+                found.append(_parts(item)["correctness"])
                 sent = json.loads(asked[-1].body)
                 assert (sent["model"], sent["temperature"]) == ("judge", 0)
                 assert asked[-1].headers["authorization"] == "Bearer key-1"

@@ -90,13 +90,14 @@ def test_a_servers_tools_are_called_like_ours_and_it_ends_with_the_toolset(
 
 def test_wrong_descriptions_of_servers_are_errors() -> None:
     assert [one.name for one in mcp_servers({"a": {"command": "x"}, "b": {"url": "http://y"}})] == ["a", "b"]
-    for wrong in (
+    several: list[dict[str, Any]] = [
         {"a": {}},
         {"a": {"command": "x", "url": "y"}},
         {"a b": {"command": "x"}},
         {"a": {"cmd": "x"}},
         {"a": 3},
-    ):
+    ]
+    for wrong in several:
         with pytest.raises(InvalidValueError, match="MCP servers"):
             mcp_servers(wrong)
 
