@@ -67,7 +67,9 @@ def _room(rollouts: Rollouts, report: EnvReport, live: dict[int, RegisterEnv], w
     groups = min(free - kept, left) // size
     if groups > 0:
         return min(report.wants, math.ceil(groups * weight) if len(live) > 1 else groups)
-    stuck = left >= size and not rollouts.batches_out and not rollouts.pace.under_way(sizes) and not rollouts.ready
+    # Groups of odd sizes may be enough and yet not add up to a batch; one more is made until some do.
+    unfinished = report.last_step > state.step + rollouts.batches_out
+    stuck = unfinished and not rollouts.batches_out and not rollouts.pace.under_way(sizes) and not rollouts.ready
     return min(report.wants, int(stuck))
 
 

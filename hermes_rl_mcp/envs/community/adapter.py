@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from hermes_rl_mcp.contracts.rollout_api import MASKED
-from hermes_rl_mcp.envs.base import LEAST_GROUP, BaseEnv, EvalReport, Groups
+from hermes_rl_mcp.envs.base import ROLLOUT_ATTEMPTS, BaseEnv, EvalReport, Groups
 from hermes_rl_mcp.envs.community.mends import EVALUATION, SINK
 from hermes_rl_mcp.envs.community.sampled import SAMPLED, Answer, with_notes
 from hermes_rl_mcp.envs.community.servers import no_retries_below
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _MODULE = "atroposlib.envs.base"
 _OUTPUTS = ("data_path_to_save_groups", "data_dir_to_save_evals")
 """Config fields; what they name is written by our side alone."""
+_PER_SEQUENCE = ("masks", "scores", "advantages", "ref_logprobs", "inference_logprobs", "messages", "overrides")
 _NO_LIMIT_S = 30 * 86_400.0
 """In place of Atropos' -1, a group that may take as long as it likes."""
 
@@ -115,6 +116,24 @@ class CommunityEnv(BaseEnv):
         return await self.inner.get_next_item()
 
     async def collect_trajectories(self, item: Any) -> tuple[Groups, list[Any]]:
+        """A group from which the environment left answers out is filled up with further answers to the same item."""
+        groups, backlog = await self._collect(item)
+        size = self.config.group_size
+        for _ in range(ROLLOUT_ATTEMPTS - 1):
+            if len(groups) != 1 or not 0 < len(groups[0]["scores"]) < size:
+                break
+            further, more = await self._collect(item)
+            groups, backlog = [_joined(groups[0], one, size) for one in further[:1]] or groups, [*backlog, *more]
+        found = [group for group in groups if group.get("group_overrides") or len(group["scores"]) >= size]
+        if not found:
+            raise BadGroupError(
+                REJECTED,
+                f"{type(self).__name__} gave no whole group; Atropos' environments leave out what is too short or cut "
+                "off at max_token_length, and groups with equal scores; or something failed that they only logged",
+            )
+        return found, backlog
+
+    async def _collect(self, item: Any) -> tuple[list[dict[str, Any]], list[Any]]:
         answers: list[Answer] = []
         token = SAMPLED.set(answers)
         try:
@@ -129,15 +148,7 @@ class CommunityEnv(BaseEnv):
             SAMPLED.reset(token)
             await self.inner.cleanup()  # Atropos calls it after each group
         several = groups if isinstance(groups, list) else [groups]
-        whole = [self._whole(group, answers) for group in several if group]
-        found = [group for group in whole if len(group.get("tokens") or []) >= min(LEAST_GROUP, self.config.group_size)]
-        if not found:
-            raise BadGroupError(
-                REJECTED,
-                f"{type(self).__name__} gave no group; Atropos' environments do so when all scores are equal, answers "
-                "are too short or cut off at max_token_length, or something failed that they only logged",
-            )
-        return found, list(backlog or [])
+        return [self._whole(group, answers) for group in several if group and group.get("scores")], list(backlog or [])
 
     async def evaluate(self) -> EvalReport:
         """Metrics wherever the environment leaves them: with ``evaluate_log``, in ``eval_metrics``, or for the next
@@ -194,18 +205,24 @@ class CommunityEnv(BaseEnv):
         return True
 
     def _whole(self, group: Mapping[str, Any], answers: Sequence[Answer]) -> Any:
-        """With messages where they are wanted and the environment gives none, as Atropos does. A group from which the
-        environment left answers out goes out smaller, as with ``on_failed_rollout`` = shrink; Atropos drops it."""
+        """With notes, and with messages where they are wanted and the environment gives none, as Atropos does."""
         for masks_T in group.get("masks") or []:
             self.inner.completion_lengths.append(sum(mask != MASKED for mask in masks_T))
         group = with_notes(group, answers, lambda ids: self.tokenizer.decode(ids, skip_special_tokens=True))
-        count = len(group.get("tokens") or [])
-        if count != self.config.group_size:
-            group = {**group, "group_overrides": {"group_size": count, **(group.get("group_overrides") or {})}}
         if not self.config.include_messages or group.get("messages"):
             return group
         texts = [self.tokenizer.decode(tokens_T) for tokens_T in group.get("tokens") or []]
         return {**group, "messages": [[{"role": "user", "content": text}] for text in texts]}
+
+
+def _joined(group: Mapping[str, Any], further: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Both, at most ``size`` sequences. A column that one of them lacks is left out."""
+    joined = dict(group)
+    for name in (*_PER_SEQUENCE, "tokens"):
+        mine, theirs = group.get(name) or [], further.get(name) or []
+        if mine:
+            joined[name] = [*mine, *theirs][:size] if theirs else None
+    return joined
 
 
 def _behind(error: Exception) -> Exception:
