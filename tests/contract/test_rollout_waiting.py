@@ -119,3 +119,13 @@ def test_the_end_of_the_server_ends_every_wait(api: RolloutServer, pool: ThreadP
     _asked(question)
     assert api.end(timeout_s=5) == 0
     assert question.result(5) == {"batch": None, "lease_id": None}
+
+
+def test_groups_of_odd_sizes_that_never_add_up_do_not_end_the_last_batch(api: RolloutServer) -> None:
+    """Batches of eight: of six sequences the last group of four would make too many, nine cannot be split."""
+    env_id = api.register_env()
+    notes = {"begun_step": 0, "max_batches_offpolicy": 0, "group_size": 3}
+    for tag in (1, 2, 3):
+        api.post(group(tag, size=3, env_id=env_id, group_overrides=notes))
+        if tag > 1:
+            assert _status(api, env_id, wants=8, last_step=1, groups=[], known_step=None, wait_s=0)["room"] == 1
