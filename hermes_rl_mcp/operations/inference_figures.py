@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from hermes_rl_mcp.agent.transcript import readable, text_of
 from hermes_rl_mcp.contracts.results import Example, InferenceStep, InferenceSummary, ModelTest, Verdict
 from hermes_rl_mcp.contracts.rollout_api import ScoredData, SequenceNotes
 from hermes_rl_mcp.files import read_file
@@ -205,16 +206,23 @@ def _examples(request: TestRequest, model: str, groups: Sequence[ScoredData]) ->
 
 
 def _example(kind: Literal["best", "worst", "random"], group: ScoredData, row: tuple[int, int], chars: int) -> Example:
-    messages = (group.messages or [])[row[1]]
-    texts = [str(message.get("content") or "") for message in messages]
-    prompt = texts[-2] if len(texts) > 1 else ""
+    prompt, completion = _asked_and_said((group.messages or [])[row[1]])
     return Example(
         kind=kind,
         step=row[0] + 1,
         score=round(group.scores[row[1]], 6),
         prompt=_cut(prompt, chars),
-        completion=_cut(texts[-1] if texts else "", chars),
+        completion=_cut(completion, chars),
     )
+
+
+def _asked_and_said(messages: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The last question and its answer. With tools: the task, and all that followed."""
+    texts = [text_of(message.get("content")) for message in messages]
+    if any(message.get("role") == "tool" for message in messages):
+        first = next((i for i, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
+        return texts[first - 1] if first else "", readable(messages[first:])
+    return texts[-2] if len(texts) > 1 else "", texts[-1] if texts else ""
 
 
 def _cut(text: str, chars: int) -> str:

@@ -15,11 +15,18 @@ from hermes_rl_mcp.envs.loading import load_environment
 from hermes_rl_mcp.envs.testing import make, one_group, run_now
 from hermes_rl_mcp.paths import install_root
 
-SECTION = (
-    (install_root() / "README.md").read_text(encoding="utf-8").split("## Your own environment")[1].split("\n## ")[0]
-)
-BLOCKS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
-TUTORIAL, HELD_OUT, POSITION, TEST, _ = BLOCKS
+README = (install_root() / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(section: str) -> list[str]:
+    """The Python of a section."""
+    text = README.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+TUTORIAL, HELD_OUT, POSITION, TEST, _ = blocks("Your own environment")
+[WITH_TOOLS] = blocks("Environments with tools")
+CALL = '<tool_call>{"name": "terminal", "arguments": {"command": "echo blue > note"}}</tool_call>'
 
 
 @pytest.fixture
@@ -56,3 +63,26 @@ def test_its_held_out_items_and_its_position_are_as_told(digits: type[BaseEnv], 
     trained, held_out = run_now(used())
     assert len(held_out) == 30 and not trained & set(held_out)
     assert '"at": 7' in (tmp_path / "saved" / "step-3.json").read_text()
+
+
+def test_the_one_with_tools_looks_into_the_sandbox_of_its_rollout(tmp_path: Path) -> None:
+    assert len([line for line in WITH_TOOLS.splitlines() if line.strip()]) <= 20
+    file = tmp_path / "notes.py"
+    file.write_text(WITH_TOOLS)
+    notes = load_environment(str(file))
+    try:
+        for item, score in (("blue", 1.0), ("red", 0.0)):
+            more = {"enabled_toolsets": ["terminal"], "group_size": 1}
+            assert one_group(notes, [CALL, "It is written."], item=item, **more)["scores"] == [score]
+    finally:
+        sys.modules.pop("notes", None)
+
+
+def test_every_link_of_the_table_of_contents_leads_to_a_section() -> None:
+    heads = {
+        re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in re.sub(r"```.*?```", "", README, flags=re.DOTALL).splitlines()
+        if line.startswith("#")
+    }
+    links = set(re.findall(r"\]\(#([^)]+)\)", README))
+    assert len(links) > 20 and links <= heads
