@@ -23,7 +23,7 @@ from environments.agentic_opd_tasks import Task, built_in, split
 from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.result import AgentResult
 from hermes_rl_mcp.envs import APIServerConfig, BaseEnvConfig, EvalReport, SamplingClient, Score
-from hermes_rl_mcp.envs.data import load_rows
+from hermes_rl_mcp.envs.data import held_out_apart, load_rows
 from hermes_rl_mcp.envs.distillation import Teaching, with_hint
 from hermes_rl_mcp.envs.hermes import AgentRollout, HermesAgentBaseEnv
 from hermes_rl_mcp.envs.hermes_config import HermesAgentEnvConfig
@@ -128,13 +128,14 @@ class AgenticOPDEnv(HermesAgentBaseEnv):
     # Items.
 
     async def load_dataset(self) -> None:
-        """Rows of ``dataset_name``, else the built-in tasks; the last of them are held out."""
-        tasks = built_in()
-        if self.config.dataset_name is not None:
-            wanted = [self.config.prompt_field, self.config.test_field]
-            rows = await asyncio.to_thread(load_rows, self.config.dataset_name, self.config.dataset_split, wanted)
-            tasks = [{"task": str(row[wanted[0]]), "test_code": str(row[wanted[1]])} for row in rows]
-        self.rows, self.held_out_rows = split(tasks, self.config.eval_split_ratio)
+        """Rows of ``dataset_name``, some held out by a hash of their text, else the built-in tasks."""
+        share, wanted = self.config.eval_split_ratio, [self.config.prompt_field, self.config.test_field]
+        if self.config.dataset_name is None:
+            self.rows, self.held_out_rows = split(built_in(), share)
+            return
+        rows = await asyncio.to_thread(load_rows, self.config.dataset_name, self.config.dataset_split, wanted)
+        tasks = [{"task": str(row[wanted[0]]), "test_code": str(row[wanted[1]])} for row in rows]
+        self.rows, self.held_out_rows = held_out_apart(tasks, "task", max(2, round(1 / share)))
 
     def format_prompt(self, item: Task) -> str:
         return f"{item['task']}\nPut it into {SOLUTION}."
@@ -237,8 +238,8 @@ class AgenticOPDEnv(HermesAgentBaseEnv):
         seen, self._seen = self._seen, Counter()
         await super().wandb_log({**(metrics or {}), **opd_metrics(seen)})
 
-    async def get_eval_items(self, count: int) -> list[Task]:
-        return self.held_out_rows[: min(count, self.config.eval_size)]
+    async def get_eval_items(self, count: int) -> list[Task] | None:
+        return self.held_out_rows[: min(count, self.config.eval_size)] or None
 
     async def evaluate(self) -> EvalReport | Mapping[str, float] | None:
         """Held-out tasks with the whole loop at temperature 0."""

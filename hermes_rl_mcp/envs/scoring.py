@@ -42,8 +42,8 @@ def body_for(
     """The body of ``POST /generate``. Raises InvalidValueError for what cannot be asked."""
     if not context_ids or not token_ids or top < 0:
         raise InvalidValueError(
-            f"Scoring needs at least one token of context and one to score, and top of at least 0; found "
-            f"{len(context_ids)}, {len(token_ids)} and top={top}."
+            f"Scoring was asked for {len(token_ids)} tokens after {len(context_ids)} of context, with top = {top}.",
+            hint="Give at least one token of context and one to score; top is 0 or more.",
         )
     ids = [*context_ids, *token_ids]
     ours = {} if adapter else {"adapter": False}

@@ -136,6 +136,6 @@ async def test_an_endpoint_that_cannot_score_given_tokens_says_so(sampler: str) 
     client = SamplingClient([APIServerConfig(base_url=f"{sampler}/v1", server_type="openai")], lambda: tokenizer)
     with pytest.raises(InvalidValueError, match="type openai does not tell"):
         await client.score_tokens([5], [6])
-    with pytest.raises(InvalidValueError, match="one token of context"):
+    with pytest.raises(InvalidValueError, match="after 0 of context"):
         await client.score_tokens([], [6])
     await client.close()

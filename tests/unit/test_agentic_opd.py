@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.sandbox.factory import task_sandbox
 from hermes_rl_mcp.agent.toolbox import select_tools
 from hermes_rl_mcp.contracts.rollout_api import MASKED
-from hermes_rl_mcp.envs import APIServerConfig
+from hermes_rl_mcp.envs import APIServerConfig, EvalReport
 from hermes_rl_mcp.envs.distillation import Teaching, candidates, with_hint
 from hermes_rl_mcp.envs.groups import checked
 from hermes_rl_mcp.envs.scoring import TokenScore
@@ -57,14 +58,15 @@ def ctx() -> Iterator[ToolContext]:
     context.cleanup()
 
 
-def test_every_built_in_task_can_be_solved_and_some_are_held_out(ctx: ToolContext) -> None:
+def test_every_built_in_task_can_be_solved_and_some_are_held_out() -> None:
     tasks = built_in()
     assert len(tasks) >= 8 and {one["name"] for one in tasks} == set(RIGHT)
     train, held_out = split(tasks, 0.15)
     assert (len(train), len(held_out)) == (10, 2) and [*train, *held_out] == tasks
     for task in tasks:
-        ctx.write_file("solution.py", RIGHT[task["name"]])
-        assert check(ctx, task["test_code"], 60).correctness == PASSED, task
+        space: dict[str, Any] = {}
+        exec(RIGHT[task["name"]], space)
+        exec(task["test_code"], space)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +260,27 @@ async def test_another_model_may_judge_and_without_hints_or_when_switched_off_th
 def test_settings_that_cannot_be_are_refused_with_words(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         AgenticOPDConfig(**fields)
+
+
+@pytest.mark.anyio
+async def test_evaluation_asks_held_out_tasks_alone_and_needs_no_teacher(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Write f{n}.", "check": f"assert f{n}() == {n}"} for n in range(30)]
+    data = tmp_path / "tasks.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {"dataset_name": str(data), "prompt_field": "prompt", "test_field": "check", "eval_size": 2}
+    with serving(Sampler(say("no"))) as sampler:
+        config = AgenticOPDConfig(tokenizer_name=str(TINY), enabled_toolsets=[], **fields)
+        env = AgenticOPDEnv(config, [APIServerConfig(base_url=f"{sampler.url}/v1", server_type="vllm")])
+        await env.setup()
+        trained = {row["task"] for row in env.rows}
+        report = await env.evaluate()
+        await env.cleanup()
+        await env.server.close()
+    assert isinstance(report, EvalReport)
+    assert len(report.samples) == 2 and not trained & {one["item"]["task"] for one in report.samples}
+    assert (report.metrics["eval/pass_rate"], report.metrics["eval/mean_correctness"]) == (0.0, 0.0)
+    assert report.metrics["eval/mean_reward"] == 0.0, "who does nothing is not efficient"
+    assert not any("prompt_logprobs" in one for one in sampler.requests)
 
 
 @pytest.mark.anyio
