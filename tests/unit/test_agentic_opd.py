@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from env_rig import END_ID, TINY, Sampler, say, serving
 from pydantic import ValidationError
 
@@ -24,6 +25,7 @@ from hermes_rl_mcp.envs.distillation import Teaching, candidates, with_hint
 from hermes_rl_mcp.envs.groups import checked
 from hermes_rl_mcp.envs.scoring import TokenScore
 from hermes_rl_mcp.envs.tokenizer import Renderer, load_tokenizer
+from hermes_rl_mcp.paths import bundled_environments
 
 TASK = {"task": "Write f(x): x plus 1.", "test_code": "assert f(1) == 2\nassert f(-1) == 0"}
 RIGHT = {
@@ -299,3 +301,10 @@ async def test_the_trained_models_base_judges_where_no_other_model_is_named() ->
     assert all("adapter" not in one for one in scored) and group["distill_token_ids"]
     hinted = bytes(one for one in scored[0]["prompt"]["prompt_token_ids"] if one < 256).decode()
     assert f"[Hint: {'x' * 22}]" in hinted
+
+
+def test_the_opd_file_of_settings_says_what_the_environment_begins_with() -> None:
+    document = yaml.safe_load((bundled_environments() / "agentic_opd_env.yaml").read_text())
+    config, servers = AgenticOPDEnv.config_init()
+    assert AgenticOPDConfig.model_validate({**config.model_dump(), **document["env"]}) == config
+    assert [APIServerConfig(**one) for one in document["openai"]] == servers
