@@ -126,8 +126,8 @@ async def test_pages_lead_to_every_environment_field_run_and_group(
 ) -> None:
     async with in_memory(environ, **crowded) as call:
         environments = await _all(call, "rl_list_environments", "environments")
-        assert len({row["name"] for row in environments}) == len(environments) == 63
-        assert len(await _all(call, "rl_list_environments", "environments", limit=40)) == 63
+        assert len({row["name"] for row in environments}) == len(environments) >= 63
+        assert await _all(call, "rl_list_environments", "environments", limit=40) == environments
         await call("rl_select_environment", name="own")
         fields = [*await _all(call, "rl_get_current_config", "configurable_fields")]
         fields += await _all(call, "rl_get_current_config", "locked_fields")
@@ -160,7 +160,8 @@ async def test_a_source_comes_whole_page_by_page(environ: dict[str, str], tmp_pa
             assert text.endswith("\n"), "a page ends with a line"
             offset = page["next_offset"]
         assert text == path.read_text()
-        assert (await call.error("rl_list_environments", source="nope"))["available"] == ["arithmetic", "gsm8k", "own"]
+        available = (await call.error("rl_list_environments", source="nope"))["available"]
+        assert available == sorted(available) and {"arithmetic", "own"} <= set(available)
 
 
 async def _all(call: Tools, tool: str, key: str, **arguments: Any) -> list[dict[str, Any]]:

@@ -325,7 +325,7 @@ async def test_sec_24_what_ends_or_changes_things_says_so_in_its_hints(environ: 
     [
         ("def broken(:\n", "not valid Python"),
         ("while True: pass\n", "no description within"),
-        ("import sys\nprint('noise' * 9999)\nsys.exit(0)\n", "sys.exit(0), before"),
+        ("import sys\nprint('noise' * 9999)\nsys.exit(0)\n", "ended its process: sys.exit(0)"),
         ('import os\nos.write(1, b\'{"jsonrpc": "2.0"}\\n\')\nos._exit(0)\n', "ended the process"),
     ],
     ids=["syntax error", "endless", "sys.exit", "prints and leaves"],

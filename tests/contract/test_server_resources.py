@@ -321,7 +321,8 @@ async def test_many_runs_are_listed_page_by_page_and_what_comes_in_between_moves
         seen = [str(resource.uri) for resource in first.resources] + rest
         states = [uri for uri in seen if uri.endswith("/state")]
         assert sorted(states) == [f"rl://runs/{run_id}/state" for run_id in ids]
-        assert len(await everything_listed(call)) < 130, "of older runs the state alone"
+        of_runs = [uri for uri in await everything_listed(call) if "/runs/" in uri]
+        assert len(of_runs) < 130, "of older runs the state alone"
         for cursor in ("nobody's", "WyJhIl0=", "WyI=", "W" * 8):
             with pytest.raises(MCPError) as refused:
                 await call.client.list_resources(cursor=cursor)
@@ -345,8 +346,8 @@ async def test_templates_are_listed_and_their_arguments_complete(
             assert answer.completion.total == len(answer.completion.values)
             return answer.completion.values
 
-        assert await values("environment-source", "name", "o") == ["own"]
-        assert await values("environment-schema", "name", "") == ["arithmetic", "gsm8k", "own"]
+        assert await values("environment-source", "name", "ow") == ["own"]
+        assert {"arithmetic", "own"} <= set(await values("environment-schema", "name", ""))
         assert await values("dataset", "id", "gsm") == ["gsm8k_sample"]
         assert await values("run-metrics", "run_id", "01") == [RUN_ID]
         assert await values("run-log", "process", "tr") == ["trainer"]

@@ -122,7 +122,9 @@ def test_under_another_python_only_our_package_can_be_imported_from_our_installa
         assert importlib.util.find_spec("environments") is None, sys.path
         assert "PYTHONPATH" not in os.environ
         class Look(BaseEnv):
-            pass
+            async def get_next_item(self): ...
+            def get_messages(self, item): ...
+            async def score_answer(self, item, completion): ...
         """)
     )
     root = str(Path(bootstrap).parents[3])
