@@ -133,7 +133,7 @@ class CommunityEnv(BaseEnv):
             )
         return found, backlog
 
-    async def _collect(self, item: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    async def _collect(self, item: Any) -> tuple[list[Any], list[Any]]:
         answers: list[Answer] = []
         token = SAMPLED.set(answers)
         try:

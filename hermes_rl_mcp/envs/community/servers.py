@@ -29,8 +29,10 @@ _SPLIT: ContextVar[str] = ContextVar("split", default="train")
 VERSIONS: ContextVar[list[int | None]] = ContextVar("versions")
 """Filled with the policy versions of the answer that is being read."""
 _MANAGED = ("chat_completion", "completion", "tokens_and_logprobs_completion", "get_logprobs")
-_RETRIED = ("_chat_comp", "_chat_eval", "_comp", "_comp_eval", "_tokens_and_logprobs_comp")
-_RETRIED += ("_tokens_and_logprobs_comp_eval", "_logprobs", "_logprobs_eval")
+_RETRIED = (
+    *("_chat_comp", "_chat_eval", "_comp", "_comp_eval", "_logprobs", "_logprobs_eval"),
+    *("_tokens_and_logprobs_comp", "_tokens_and_logprobs_comp_eval"),
+)
 
 Call = Callable[..., Awaitable[Any]]
 
