@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -86,16 +85,8 @@ def _write(env: BaseEnv, report: EvalReport, folder: Path, seconds: float) -> No
 def _text(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: what is not finite is null, what is no JSON is its text."""
     plain = to_jsonable_python(value, fallback=str, inf_nan_mode="null")
-    text = json.dumps(_finite(plain), indent=indent, ensure_ascii=False)
+    text = json.dumps(plain, indent=indent, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(metrics: Mapping[str, float]) -> str:

@@ -29,6 +29,10 @@ class GroupFile:
     """Made at once, beside ``wanted`` if that exists. Raises InvalidValueError if it cannot be."""
 
     def __init__(self, wanted: Path) -> None:
+        if wanted.is_dir():
+            raise InvalidValueError(
+                f"env.data_path_to_save_groups: {wanted} is a folder.", hint=f"Name a file: {wanted / 'groups.jsonl'}"
+            )
         self.path = free_path(wanted)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

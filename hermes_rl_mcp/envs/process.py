@@ -88,9 +88,12 @@ class Processor:
             try:
                 item = await self.env.next_item()
                 if item is None:
-                    raise _NoMoreError("get_next_item() has no more items.", hint="Ask for fewer groups (total_steps).")
+                    raise NothingLeftError(
+                        f"{place(type(self.env), 'get_next_item')} has no more items.",
+                        hint="Ask for fewer groups (total_steps).",
+                    )
                 return await self._collect(item)
-            except _NoMoreError:
+            except NothingLeftError:
                 raise
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
@@ -144,5 +147,5 @@ class Processor:
         log.info("group %d of %d written, mean score %.3f", len(self._groups), total, mean)
 
 
-class _NoMoreError(GivingUpError):
+class NothingLeftError(GivingUpError):
     """There is nothing else to ask."""

@@ -251,6 +251,8 @@ def test_places_that_cannot_be_written_name_the_field(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidValueError, match=r"env\.data_path_to_save_groups: .*cannot be made: "):
         process(own, tmp_path, data_path_to_save_groups=str(tmp_path / "file" / "x.jsonl"))
+    with pytest.raises(InvalidValueError, match=r"env\.data_path_to_save_groups: .* is a folder"):
+        process(own, tmp_path, data_path_to_save_groups=str(tmp_path))
     config, servers = defaults_of(own)
     with pytest.raises(InvalidValueError, match=r"env\.data_dir_to_save_evals: .*cannot be written: File exists"):
         write_config(config.model_copy(update={"data_dir_to_save_evals": str(tmp_path / "file")}), servers)
