@@ -38,7 +38,7 @@ from hermes_rl_mcp.envs.data import held_out_apart, load_rows
 from hermes_rl_mcp.envs.hermes import AgentRollout, HermesAgentBaseEnv
 from hermes_rl_mcp.envs.hermes_config import HermesAgentEnvConfig
 from hermes_rl_mcp.envs.trajectory import ScoredDataItem
-from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.errors import InvalidValueError, PreflightError
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class WebResearchConfig(HermesAgentEnvConfig):
     efficient_max_calls: int = Field(5, ge=0)
     """Tool calls that cost nothing; each one more costs 0.08 of the efficiency."""
     heavy_penalty_calls: int = Field(10, ge=0)
-    """With more calls than this each one above efficient_max_calls costs 0.12."""
+    """With more calls than this, if it is the larger number, each one above efficient_max_calls costs 0.12."""
     eval_size: int = Field(20, ge=1)
     """Most held-out questions in an evaluation."""
     eval_split_ratio: float = Field(0.1, gt=0, le=0.5)
@@ -95,13 +95,6 @@ class WebResearchConfig(HermesAgentEnvConfig):
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.dataset_name is not None and self.search == "corpus" and self.corpus is None:
-            raise ValueError(
-                "the invented pages do not answer the questions of dataset_name: set search = operator, or corpus to a "
-                "file of pages that do"
-            )
-        if self.heavy_penalty_calls < self.efficient_max_calls:
-            raise ValueError("heavy_penalty_calls must not be below efficient_max_calls")
         if self.corpus is not None and not Path(self.corpus).expanduser().is_file():
             raise ValueError(f"corpus: there is no file {self.corpus}")
         if not self.correctness_weight + self.tool_usage_weight + self.efficiency_weight:
@@ -181,6 +174,11 @@ class WebResearchEnv(HermesAgentBaseEnv):
         config = self.config
         if config.dataset_name is None:
             rows = [{"question": one.text, "answer": one.answer} for one in make_world().questions]
+        elif config.search == "corpus" and config.corpus is None:
+            raise PreflightError(
+                "The invented pages do not answer the questions of dataset_name.",
+                hint="Set search to operator, for the real web, or corpus to a file of pages that do.",
+            )
         else:
             columns = [config.prompt_field, config.answer_field]
             found = await asyncio.to_thread(load_rows, config.dataset_name, config.dataset_split, columns)
@@ -213,7 +211,9 @@ class WebResearchEnv(HermesAgentBaseEnv):
             "correctness": correctness,
             "tool_usage": float(bool(found)),
             "efficiency": efficiency(
-                calls_made(messages), free=config.efficient_max_calls, heavy=config.heavy_penalty_calls
+                calls_made(messages),
+                free=config.efficient_max_calls,
+                heavy=max(config.efficient_max_calls, config.heavy_penalty_calls),
             )
             if answer
             else 0.0,

@@ -50,7 +50,7 @@ def validate(environment: type[BaseEnv], values: Mapping[str, JsonValue]) -> Val
         try:
             config = model.model_validate({**base, **good})
         except ValidationError as error:
-            found = {str(e["loc"][0]) if e["loc"] else "": f"{e['msg']}, found {e['input']!r}" for e in error.errors()}
+            found = dict(_judged(dict(one)) for one in error.errors())
             errors.update({name or "values": text for name, text in found.items()})
             bad = set(found) & set(good)
             if not bad:  # the values do not fit each other, or the defaults themselves are wrong
@@ -62,6 +62,13 @@ def validate(environment: type[BaseEnv], values: Mapping[str, JsonValue]) -> Val
                 errors[name] = f"Input should be a number, found {values[name]!r}"
                 del coerced[name]
             return ValidationReply(ok=not errors, values=coerced, errors=errors)
+
+
+def _judged(error: dict[str, Any]) -> tuple[str, str]:
+    """Field and sentence. An error of the model as a whole has no field, and its input is the whole configuration."""
+    if not error["loc"]:
+        return "", str(error["msg"])
+    return str(error["loc"][0]), f"{error['msg']}, found {error['input']!r}"
 
 
 def _schema(environment: type[BaseEnv], model: type[BaseModel]) -> dict[str, Any]:

@@ -234,8 +234,10 @@ async def _coerced(context: Context, now: Selected, field: str, value: JsonValue
     check_edit(now.resolution, context.home, field, value)
     coerced = value
     if "env" in target.sections:
-        reply = await context.describer.validate(now.info, {field: value})
-        if not reply.ok:
+        # Beside what was set before: a value may only make sense together with it.
+        others = {name: one for name, one in now.session.edits.items() if name != field and _is_env(now, name)}
+        reply = await context.describer.validate(now.info, {**others, field: value})
+        if set(reply.errors) - set(others):
             raise invalid(field, value, reply.errors.get(field) or "; ".join(reply.errors.values()))
         coerced = reply.values.get(field, value)
     if "openai" in target.sections and field in ServerEntry.model_fields:
@@ -244,6 +246,11 @@ async def _coerced(context: Context, now: Selected, field: str, value: JsonValue
         coerced = coerce_library_value(TrainerConfig, field, coerced)
     check_value(now.resolution, field, coerced)
     return value if is_reference(value) else coerced  # a secret's own type would show stars
+
+
+def _is_env(now: Selected, name: str) -> bool:
+    found = now.resolution.fields.get(name)
+    return found is not None and "env" in found.sections
 
 
 def _tip(resolution: Resolution) -> str:

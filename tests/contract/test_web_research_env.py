@@ -17,7 +17,7 @@ from environments.web_research_world import Page, Question, make_world
 from hermes_rl_mcp.envs import APIServerConfig
 from hermes_rl_mcp.envs.base import EvalReport
 from hermes_rl_mcp.envs.trajectory import ScoredDataItem
-from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.errors import InvalidValueError, PreflightError
 from tests.tool_parts import page_server
 
 WORLD = make_world()
@@ -180,16 +180,24 @@ def test_a_verdict_is_the_last_number_given_as_one() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"dataset_name": "google/frames-benchmark"}, "search = operator"),
         ({"corpus": "/no/such/file.jsonl"}, "no file"),
-        ({"efficient_max_calls": 11}, "heavy_penalty_calls"),
+        ({"eval_split_ratio": 0.6}, "eval_split_ratio"),
         ({"correctness_weight": 0, "tool_usage_weight": 0, "efficiency_weight": 0}, "above 0"),
     ],
-    ids=["questions-without-pages", "no-corpus", "bounds", "weights"],
+    ids=["no-corpus", "held-out", "weights"],
 )
 def test_settings_that_do_not_fit_are_errors(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         WebResearchConfig(**fields)
+
+
+@pytest.mark.anyio
+async def test_questions_that_the_pages_cannot_answer_are_refused_before_the_first_one() -> None:
+    env = made(Sampler(url="http://127.0.0.1:9"), dataset_name="google/frames-benchmark")
+    with pytest.raises(PreflightError, match="invented pages") as caught:
+        await env.setup()
+    assert "operator" in str(caught.value)
+    await ended(env)
 
 
 @pytest.mark.anyio

@@ -12,12 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import psutil
 import pytest
+from env_rig import END_ID, TINY, Sampler, serving
 
 from hermes_rl_mcp.agent import mcp_tools as under_test
+from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.mcp_tools import McpServer, McpToolset, mcp_servers, mcp_tools
+from hermes_rl_mcp.agent.result import AgentResult
 from hermes_rl_mcp.agent.toolbox import select_tools
+from hermes_rl_mcp.envs import APIServerConfig
+from hermes_rl_mcp.envs.hermes import HermesAgentBaseEnv
+from hermes_rl_mcp.envs.hermes_config import HermesAgentEnvConfig
 from hermes_rl_mcp.errors import EndpointError, InvalidValueError
 from tests.tool_parts import Caller, wait_until
 
@@ -82,7 +89,7 @@ def test_a_servers_tools_are_called_like_ours_and_it_ends_with_the_toolset(
         process = psutil.Process(call("e_pid")["pid"])
         variables = process.environ()
         assert "HERMES_RL_SECRET_X" not in variables and variables["HERMES_RL_RUN_ID"] == "run-1"
-    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not _is_alive(process))
     with pytest.raises(EndpointError, match="has ended"):
         call("e_echo", text="a")
     toolset.close()
@@ -134,6 +141,43 @@ def test_a_server_over_http_is_reached_and_reached_again_when_it_is_back(
     with _http_server(port):
         assert call("echo", text="e") == {"result": "e"}
     toolset.close()
+
+
+class Echoing(HermesAgentBaseEnv):
+    """Whatever the conversation is, it is worth 1."""
+
+    def format_prompt(self, item: str) -> str:
+        return item
+
+    def compute_reward(self, item: str, result: AgentResult, ctx: ToolContext) -> float:
+        return 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_an_environment_has_the_tools_of_the_servers_that_its_configuration_names() -> None:
+    call = b'<tool_call>{"name": "e_echo", "arguments": {"text": "heard", "times": 2}}</tool_call>'
+
+    def policy(prompt: list[int], index: int) -> list[int]:
+        has_result = b"<tool_response>" in bytes(one for one in prompt if one < 256)
+        return [*(b"done" if has_result else call), END_ID]
+
+    server = {"command": sys.executable, "args": [ECHO], "prefix": "e_", "start_timeout_s": 120}
+    config = HermesAgentEnvConfig(tokenizer_name=str(TINY), enabled_toolsets=["todo"], mcp_servers={"echo": server})
+    with serving(Sampler(policy)) as sampler:
+        env = Echoing(config, [APIServerConfig(base_url=f"{sampler.url}/v1", server_type="vllm")])
+        item, _ = await env.collect_trajectory("Say it.")
+        processes = [one for one in psutil.Process().children(recursive=True) if ECHO in one.cmdline()]
+        await env.cleanup()
+        await env.server.close()
+    assert item is not None and item["messages"] is not None
+    assert [one["content"] for one in item["messages"][2:]] == ['{"result": "heardheard"}', "done"]
+    assert len(processes) == 1
+    await anyio.to_thread.run_sync(lambda: wait_until(lambda: not _is_alive(processes[0])))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow
