@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hermes_rl_mcp.contracts.env_checks import CheckFinding, CheckVerdict
 from hermes_rl_mcp.envs.agent_server import opening
 from hermes_rl_mcp.envs.base import BaseEnv
-from hermes_rl_mcp.envs.places import place_of_error, place_of_hook
+from hermes_rl_mcp.envs.places import place_of_code, place_of_error, place_of_hook
 from hermes_rl_mcp.envs.saying import said
 from hermes_rl_mcp.envs.trajectory import Message
 from hermes_rl_mcp.errors import HermesRLError, PreflightError
@@ -96,9 +96,10 @@ class ToolFaults(logging.Handler):
 
 
 def judge_rollouts(
-    rollouts: Sequence[AgentRollout], faults: Sequence[tuple[str, BaseException]], file: str
+    env: HermesAgentBaseEnv, faults: Sequence[tuple[str, BaseException]], file: str
 ) -> Iterator[CheckFinding]:
     """Findings on the conversations of one group. ``file``: the environment's."""
+    rollouts = env.recent_rollouts
     if not rollouts:
         return
     turns = [one.result.turns_used for one in rollouts]
@@ -113,11 +114,12 @@ def judge_rollouts(
         text = f"{len(unparsed)} blocks looked like calls and were none. The first: {unparsed[0]}"
         fix = "Does tool_call_parser suit the model? The policy learns the form if some of its calls are right."
         yield CheckFinding(name="call form", verdict="warning", found=text, fix=fix)
+    places = {tool.name: place_of_code(tool.handler) for tool in env.own_tools()} if faults else {}
     for name, error in dict(faults).items():
         count = sum(one == name for one, _ in faults)
         text = f"the tool {name} raised {said(error)} ({count} time{'s' * (count > 1)}); the policy was told so."
         fix = "Correct it. A tool tells of bad arguments by a result with an error, or by InvalidValueError."
-        where = place_of_error(error, file)
+        where = place_of_error(error, file) or places.get(name, "")
         verdict: CheckVerdict = "problem" if where else "warning"
         yield CheckFinding(name="tool fault", verdict=verdict, found=text, fix=fix, where=where)
 

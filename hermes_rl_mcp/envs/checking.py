@@ -282,7 +282,7 @@ class Checker:
             place = place_of_error(warnings.error, self._file) if warnings.error else ""
             self._say("rollouts", "warning", text, "Answers that cannot be scored should get a score, too.", place)
         if agent := check_agent.with_tools(env):
-            for finding in check_agent.judge_rollouts(agent.recent_rollouts, faults.errors, self._file):
+            for finding in check_agent.judge_rollouts(agent, faults.errors, self._file):
                 self._write(finding)
         for group in data:
             for finding in judge_group(env, group, seconds, client, self._scorer()):
@@ -291,7 +291,7 @@ class Checker:
     async def _in_time(self, work: Awaitable[Any]) -> Any:
         limit_s = self.env.config.worker_timeout
         try:
-            async with asyncio.timeout(limit_s) as scope:
+            async with asyncio.timeout(limit_s if limit_s > 0 else None) as scope:
                 return await work
         except TimeoutError as error:
             if not scope.expired():

@@ -36,7 +36,7 @@ from hermes_rl_mcp.envs.agent_server import AgentServer
 from hermes_rl_mcp.envs.base import BaseEnv, EvalReport, Groups, RolloutsFailedError, Score
 from hermes_rl_mcp.envs.data import held_out_apart, load_rows
 from hermes_rl_mcp.envs.hermes_config import AUTO, HermesAgentEnvConfig
-from hermes_rl_mcp.envs.hook_rules import missing_error, must_define, score_of
+from hermes_rl_mcp.envs.hook_rules import missing_error, must_define, prompt_of, score_of
 from hermes_rl_mcp.envs.openai_agent import OpenAIAgentServer
 from hermes_rl_mcp.envs.sampling import ConversationFullError
 from hermes_rl_mcp.envs.trajectory import Message, ScoredDataItem, Trajectory
@@ -283,10 +283,11 @@ class HermesAgentBaseEnv(BaseEnv):
         return {**os.environ, TERMINAL_TIMEOUT: str(self.config.terminal_timeout)}
 
     def messages(self, item: Any) -> list[Message]:
-        """The conversation as it begins."""
+        """The conversation as it begins. Raises HookError for a prompt that is no text."""
+        prompt = prompt_of(type(self), self.format_prompt(item))
         system = self.config.system_prompt
         said: list[Message] = [{"role": "system", "content": system}] if system else []
-        return [*said, {"role": "user", "content": str(self.format_prompt(item))}]
+        return [*said, {"role": "user", "content": prompt}]
 
     async def rollout(self, item: Any, place: Place, split: str = "train") -> AgentRollout:
         """One conversation in a sandbox of its own, with its reward. Raises RolloutsFailedError where the sampler

@@ -173,6 +173,16 @@ def messages_of(environment: type, result: Any) -> list[dict[str, Any]]:
     return list(result)
 
 
+def prompt_of(environment: type, result: Any) -> str:
+    """What ``format_prompt`` gave."""
+    if not isinstance(result, str) or _is_broken(result):
+        raise HookError(
+            f"{place(environment, 'format_prompt')} must give the user's message as text; found {shown(result)}.",
+            hint='End it with: return f"..."',
+        )
+    return result
+
+
 _MESSAGES = 'For example [{"role": "user", "content": "3+5="}].'
 
 

@@ -38,6 +38,12 @@ def place_of_hook(owner: type[Any], name: str) -> str:
     return place_of_class(owner)
 
 
+def place_of_code(function: object) -> str:
+    """Where a function is defined; empty for what is none."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
 def place_of_class(owner: type[Any]) -> str:
     """Where the class statement is."""
     file = getattr(sys.modules.get(owner.__module__), "__file__", None)

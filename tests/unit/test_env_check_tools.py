@@ -121,6 +121,8 @@ async def test_turns_calls_and_what_cannot_be_had_are_told_of_a_whole_group(
     ("change", "name", "words", "line"),
     [
         (('arguments["word"]', 'arguments["wrd"]'), "tool fault", "the tool keep raised KeyError", "sandbox()."),
+        (("def keep(context, arguments)", "def keep(arguments)"), "tool fault", "1 positional", "def keep"),
+        (('return f"Keep', 'f"Keep'), "messages", "found NoneType None", "def format_prompt"),
         (('item["word"])', 'item["wrd"])'), "group", "KeyError", "ctx.terminal"),
         (("return [Tool(", "return [Tol("), "tools", "NameError", "return [Tool("),
         (
@@ -130,7 +132,7 @@ async def test_turns_calls_and_what_cannot_be_had_are_told_of_a_whole_group(
             "def compute_reward",
         ),
     ],
-    ids=["tool", "reward", "own-tools", "mutated"],
+    ids=["tool", "handler", "prompt", "reward", "own-tools", "mutated"],
 )
 async def test_a_fault_in_a_tool_or_its_reward_is_named_with_its_line(
     load: Callable[..., type[HermesAgentBaseEnv]], change: tuple[str, str], name: str, words: str, line: str
