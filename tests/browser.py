@@ -18,7 +18,7 @@ import httpx
 import pytest
 from leash import leash, leashed, on_leash
 
-_START_S, _WAIT_S = 60.0, 30.0
+_START_S, _WAIT_S = 200.0, 100.0
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
@@ -116,7 +116,7 @@ def browser(folder: Path) -> Iterator[Browser]:
                 client.delete(f"/session/{session}")
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         log.close()
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import hypothesis
@@ -21,10 +22,24 @@ MARK = "HERMES_RL_TEST_MARK"
 _SUITE = uuid.uuid4().hex
 os.environ[MARK] = _SUITE  # inherited by every process a test starts, also by those that left its group
 
+_GONE_S = 60.0
+"""Processes that were told to end do so at once, unless the machine is busy."""
+
 # The same examples every time, so that a run says something of the change it tests. ``--hypothesis-profile default``
 # looks for others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -52,9 +67,11 @@ def environ_below(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    """One for each test."""
-    return environ_below(tmp_path)
+def environ(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """One for each test. What a failed one left running in its home ends with it: that would be a second failure."""
+    yield environ_below(tmp_path)
+    if request.node.stash.get(_FAILED, False):
+        _kill(_living(lambda environ: environ.get("HERMES_HOME", "").startswith(f"{tmp_path}{os.sep}")))
 
 
 @pytest.fixture(scope="module")
@@ -63,25 +80,40 @@ def module_environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return environ_below(tmp_path_factory.mktemp("module"))
 
 
-def _marked() -> list[psutil.Process]:
+def _living(ours: Callable[[dict[str, str]], bool]) -> list[psutil.Process]:
+    """Processes other than this one, by their environment."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == _SUITE:
+            if process.pid != os.getpid() and ours(process.environ()):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
 
 
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_GONE_S)
+
+
+def _name(process: psutil.Process) -> str:
+    """Empty if it is gone."""
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())[:160]}"
+    except psutil.Error:
+        return ""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_left() -> Iterator[None]:
     """Every process that a test started is gone when the suite ends; leftovers are named, ended and fail the suite."""
     yield
-    deadline = time.monotonic() + 10
-    while (left := _marked()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + _GONE_S
+    while (left := _living(lambda environ: environ.get(MARK) == _SUITE)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.2)
-    names = [f"{p.pid}: {' '.join(p.cmdline())[:160]}" for p in left if p.is_running()]
-    for process in left:
-        process.kill()
+    names = [name for process in left if (name := _name(process))]
+    _kill(left)
     assert not names, "processes outlived the tests:\n" + "\n".join(names)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from leash import leash, leashed, on_leash
 
-_START_S = 60
-_END_S = 20
+_START_S = 200
+_END_S = 60
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ from hermes_rl_mcp.paths import RunPaths, bundled_environments, install_root
 
 NONCE = "c0ffee"
 PREFIX = "secret"
-_STOP_S = 20.0
+_STOP_S = 100.0
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Run:
     def health(self) -> dict[str, Any]:
         """Empty while nothing answers."""
         try:
-            reply = httpx.get(f"{self.trainer_url}/health", timeout=5, trust_env=False)
+            reply = httpx.get(f"{self.trainer_url}/health", timeout=30, trust_env=False)
         except httpx.TransportError:
             return {}
         return dict(reply.json())

@@ -20,7 +20,7 @@ from trainer.http_server import HttpServer, listener
 from trainer.sampling_app import create_app
 from trainer.service import SamplingService, Served
 
-UNTIL_S = 30.0
+UNTIL_S = 100.0
 NONCE = "nonce-of-the-tests"
 
 
@@ -71,7 +71,7 @@ def serving(
         service.ready("serving")
     server = HttpServer(create_app(service, path_prefix=path_prefix), listener("127.0.0.1", 0, None))
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30.0, trust_env=False) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=100.0, trust_env=False) as client:
             yield client
     finally:
         server.stop()

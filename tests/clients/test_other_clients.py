@@ -39,7 +39,7 @@ def address(module_environ: dict[str, str], tmp_path_factory: pytest.TempPathFac
 def test_another_client_finds_everything_over_each_transport(
     module_environ: dict[str, str], address: str, library: str, era: str, transport: str
 ) -> None:
-    seen = drive(python_with(library), library, era, "glance", at(transport, address, module_environ), 120)
+    seen = drive(python_with(library), library, era, "glance", at(transport, address, module_environ), 250)
     assert seen["revision"] == revision(library, era, transport)
 
 

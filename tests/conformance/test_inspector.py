@@ -18,7 +18,7 @@ from hermes_rl_mcp.paths import Home
 from hermes_rl_mcp.runs.runconfig import first_record
 from hermes_rl_mcp.runs.state import RunState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 RUN_ID, OTHER_ID = "0123abcd", "4567cdef"
 TOOL_ERROR = 5
 """Exit code for an answer with isError."""
@@ -57,12 +57,13 @@ def ended_runs(environ: dict[str, str]) -> None:
 class Inspector:
     def __init__(self, folder: Path, era: str, *server: str) -> None:
         self._folder = folder
-        self._last = ["--protocol-era", era, "--format", "json", "-q"]
+        # A server that a busy machine starts over stdio may take longer than the Inspector waits by itself.
+        self._last = ["--protocol-era", era, "--format", "json", "-q", "--connect-timeout", "100000"]
         self._server = server
 
     def run(self, method: str, *arguments: str) -> tuple[int, str, str]:
         done = run_node(
-            INSPECTOR, ["--cli", *self._server, "--method", method, *arguments, *self._last], self._folder, 120
+            INSPECTOR, ["--cli", *self._server, "--method", method, *arguments, *self._last], self._folder, 250
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -13,7 +13,7 @@ import pytest
 from node_tools import SUITE, need_node, run_node
 from served import free_port, listening, product
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
 
@@ -21,7 +21,7 @@ REQUIREMENTS = ("2025-11-25", "2026-07-28")
 def suite(address: str, requirements: str, folder: Path, *arguments: str) -> tuple[int, str]:
     url = address.replace("127.0.0.1", "localhost") + "/mcp"
     out = ["-o", str(folder / "out")]
-    done = run_node(SUITE, ["server", "--url", url, "--requirements", requirements, *out, *arguments], folder, 240)
+    done = run_node(SUITE, ["server", "--url", url, "--requirements", requirements, *out, *arguments], folder, 600)
     return done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
 
 

@@ -45,11 +45,11 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        until(lambda: _ready(process, url, folder / "log"), timeout_s=90)
+        until(lambda: _ready(process, url, folder / "log"), timeout_s=250)
         yield url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         listener.close()
 
 

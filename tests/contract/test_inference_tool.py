@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -198,8 +197,7 @@ async def test_a_test_whose_process_is_killed_has_failed_and_leaves_nothing_runn
         result = await finished(call, started)
     assert result["status"] == "failed"
     assert "runner.log" in result["message"]
-    deadline = time.monotonic() + 15
-    assert psutil.wait_procs(children, timeout=deadline - time.monotonic())[1] == []
+    assert psutil.wait_procs(children, timeout=100)[1] == []
 
 
 @pytest.mark.anyio

@@ -72,7 +72,7 @@ def _refused(name: str, environ: dict[str, str]) -> PreflightError:
     before = time.monotonic()
     with pytest.raises(PreflightError) as caught:
         check_model(name, name, environ)
-    assert time.monotonic() - before < 30
+    assert time.monotonic() - before < 100
     assert caught.value.hint
     return caught.value
 

@@ -39,7 +39,7 @@ RUN = f"rl://runs/{RUN_ID}"
 METRICS, LOG = f"{RUN}/metrics", f"{RUN}/logs/trainer?tail=20"
 LISTS = "list"
 MODES = ["legacy", "auto"]
-PATIENCE_S = 30
+PATIENCE_S = 100
 
 
 class News:

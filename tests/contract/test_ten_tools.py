@@ -62,11 +62,10 @@ async def test_over_stdio_the_ten_tools_are_all_there_is_and_selecting_and_editi
     async with over_stdio(environ, mode, "--env-dir", str(tmp_path / "envs")) as call:
         assert set(call.listed) == set(ARGUMENTS)
         listed = await call("rl_list_environments")
-        names = sorted(info["name"] for info in listed["environments"])
-        assert {"own", "arithmetic", "gsm8k", "terminal-test"} <= set(names)
+        assert {"own", "arithmetic", "gsm8k"} == {info["name"] for info in listed["environments"]}
         assert {"name", "class_name", "file_path", "description"} <= set(listed["environments"][0])
         assert listed["count"] == len(listed["environments"])
-        assert (await call.error("rl_select_environment", name="nope"))["available"] == names
+        assert (await call.error("rl_select_environment", name="nope"))["available"] == ["arithmetic", "gsm8k", "own"]
         assert (await call("rl_select_environment", name="own"))["environment"] == "own"
         edited = await call("rl_edit_config", field="level", value="8")
         assert (edited["value"], edited["config"]) == (8, {"level": 8})
@@ -280,7 +279,7 @@ def test_fi_16_every_line_on_stdout_is_a_message_of_the_protocol(environ: dict[s
                 answers[answer["id"]] = answer
     process.stdin.close()
     assert process.stdout.read() == ""
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=100) == 0
     process.stdout.close()
     assert len(answers[1]["result"]["tools"]) == 10
     assert not answers[2]["result"].get("isError")

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +17,7 @@ import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 
-STOP_TIMEOUT_S = 90
+STOP_TIMEOUT_S = 200
 Call = Callable[..., Any]
 Connect = Callable[..., AbstractAsyncContextManager[Call]]
 
@@ -45,7 +45,7 @@ class Demo:
         with self._changed:
             assert self._changed.wait_for(lambda: text in self.shown, timeout_s), self.shown
 
-    def finish(self, timeout_s: float) -> tuple[int, dict[str, Any]]:
+    def finish(self, timeout_s: float = 200) -> tuple[int, dict[str, Any]]:
         """Exit code, and the one JSON object on stdout."""
         assert self.process.stdout is not None and self.process.stderr is not None
         in_time = True
@@ -66,11 +66,28 @@ class Demo:
         assert len(lines) == 1, (lines, self.shown)
         return code, json.loads(lines[0])
 
+    def close(self) -> None:
+        """Ends it in whatever state it is."""
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(10)
+        self.process.stdout.close()
+        self.process.stderr.close()
+
 
 @pytest.fixture
-def start_demo(environ: dict[str, str]) -> Callable[..., Demo]:
+def start_demo(environ: dict[str, str]) -> Iterator[Callable[..., Demo]]:
     """``start_demo("--steps", "3")``."""
-    return lambda *args: Demo(environ, *args)
+    started: list[Demo] = []
+
+    def start(*args: str) -> Demo:
+        started.append(Demo(environ, *args))
+        return started[-1]
+
+    yield start
+    for demo in started:
+        demo.close()
 
 
 @pytest.fixture
@@ -83,7 +100,7 @@ def connect(environ: dict[str, str]) -> Connect:
         server = StdioServerParameters(
             command=sys.executable, args=["-P", "-m", "hermes_rl_mcp.server"], env={**environ, **variables}
         )
-        async with Client(server, read_timeout_seconds=120) as client:
+        async with Client(server, read_timeout_seconds=300) as client:
 
             async def call(tool: str, **arguments: Any) -> dict[str, Any]:
                 answer = await client.call_tool(tool, arguments)
@@ -98,7 +115,7 @@ def connect(environ: dict[str, str]) -> Connect:
 
 @pytest.fixture
 def processes_left(environ: dict[str, str]) -> Callable[..., list[str]]:
-    """``processes_left(timeout_s=10)``: command lines of processes of this test's home that do not end in that time."""
+    """``processes_left(timeout_s=60)``: command lines of processes of this test's home that do not end in that time."""
 
     def living() -> list[psutil.Process]:
         found = []
@@ -110,11 +127,15 @@ def processes_left(environ: dict[str, str]) -> Callable[..., list[str]]:
                 continue
         return found
 
-    def left(timeout_s: float = 10) -> list[str]:
+    def left(timeout_s: float = 60) -> list[str]:
         deadline = time.monotonic() + timeout_s
         while (found := living()) and time.monotonic() < deadline:
             psutil.wait_procs(found, timeout=0.2)
-        return [" ".join(process.cmdline()) for process in found if process.is_running()]
+        names = []
+        for process in found:
+            with suppress(psutil.Error):  # gone meanwhile
+                names.append(" ".join(process.cmdline()))
+        return names
 
     return left
 

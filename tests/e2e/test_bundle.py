@@ -28,7 +28,7 @@ def unpacked(tmp_path: Path) -> Path:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=600,
     )
     assert made.returncode == 0, made.stdout + made.stderr
     assert "Manifest schema validation passes!" in made.stdout
@@ -39,6 +39,7 @@ def unpacked(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.anyio
 async def test_a_bundle_that_the_official_tool_packed_serves_the_tools(environ: dict[str, str], unpacked: Path) -> None:
     # What uv would install is here already; the code must be the bundle's own.

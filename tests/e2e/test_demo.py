@@ -21,11 +21,12 @@ TOOLS = (
     "rl_check_status",
     "rl_get_results",
 )
-DEMO_TIMEOUT_S = 240
-STOP_TIMEOUT_S = 90
+DEMO_TIMEOUT_S = 600
+WAIT_S = 300
+"""They only guard against hanging: the demo takes a minute on two idle cores."""
 
 
-@pytest.mark.timeout(DEMO_TIMEOUT_S + 60)
+@pytest.mark.timeout(DEMO_TIMEOUT_S + 300)
 def test_the_demo_trains_the_embedded_model_and_hands_back_an_adapter_that_changes_it(
     environ: dict[str, str],
     start_demo: Callable[..., Any],
@@ -58,7 +59,7 @@ def test_the_demo_trains_the_embedded_model_and_hands_back_an_adapter_that_chang
 def _command_line_shows_the_run(environ: dict[str, str], summary: dict[str, Any]) -> None:
     def hermes_rl(*args: str) -> str:
         command = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", *args]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -77,23 +78,23 @@ def test_ctrl_c_before_a_run_was_started_leaves_nothing(
     environ: dict[str, str], start_demo: Callable[..., Any], processes_left: Callable[..., list[str]]
 ) -> None:
     demo = start_demo()
-    demo.wait_for("→ rl_select_environment", 60)
+    demo.wait_for("→ rl_select_environment", WAIT_S)
     demo.process.send_signal(signal.SIGINT)
-    code, summary = demo.finish(60)
+    code, summary = demo.finish()
     assert (code, summary["run_id"], summary["status"]) == (130, None, "not started")
     assert "Interrupted before a run was started" in demo.shown
     assert processes_left() == []
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(STOP_TIMEOUT_S + 120)
+@pytest.mark.timeout(900)
 def test_ctrl_c_stops_the_run_says_so_and_leaves_nothing_running(
     environ: dict[str, str], start_demo: Callable[..., Any], processes_left: Callable[..., list[str]]
 ) -> None:
     demo = start_demo("--steps", "5000")
-    demo.wait_for("running: step", 100)
+    demo.wait_for("running: step", WAIT_S)
     demo.process.send_signal(signal.SIGINT)
-    code, summary = demo.finish(STOP_TIMEOUT_S)
+    code, summary = demo.finish(WAIT_S)
     assert code == 130, demo.shown
     assert summary["status"] == "stopped"
     assert f"Run {summary['run_id']} is stopped; nothing of it is left running." in demo.shown
@@ -106,7 +107,7 @@ def test_an_unknown_environment_is_an_error_that_names_the_known_ones_and_starts
     environ: dict[str, str], start_demo: Callable[..., Any]
 ) -> None:
     demo = start_demo("--env", "no-such-thing")
-    code, summary = demo.finish(60)
+    code, summary = demo.finish()
     assert code == 1
     assert summary["run_id"] is None
     assert "no-such-thing" in summary["error"]
@@ -119,7 +120,7 @@ def test_a_setting_that_the_agent_may_not_make_is_refused_before_anything_starts
     environ: dict[str, str], start_demo: Callable[..., Any]
 ) -> None:
     demo = start_demo("--set", "base_url=http://127.0.0.1:1/v1")
-    code, summary = demo.finish(100)
+    code, summary = demo.finish()
     assert code == 1
     assert "locked" in summary["error"]
     assert not (Path(environ["HERMES_HOME"]) / "rl" / "runs").exists()

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(900)]
 TINY = {"model_name": "builtin:tiny", "device": "cpu", "lora_rank": 8, "group_size": 4, "batch_size": 8}
 WAIT_S = 240
 """Only guards against hanging, on a machine that does other things as well."""
-LEAVE_S = 10
+LEAVE_S = 60
 """A server has 2 s until the SDK's client signals it; how quickly it leaves an idle machine is tested elsewhere."""
 
 
@@ -84,11 +84,11 @@ async def configure(call: Callable[..., Any], **edits: Any) -> None:
 
 def server_of_this_test(environ: dict[str, str]) -> psutil.Process:
     """The one server process that this test's client has now."""
-    found = [
-        child
-        for child in psutil.Process().children()
-        if "hermes_rl_mcp.server" in child.cmdline() and child.environ()["HERMES_HOME"] == environ["HERMES_HOME"]
-    ]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # another one, just gone
+            if "hermes_rl_mcp.server" in child.cmdline() and child.environ()["HERMES_HOME"] == environ["HERMES_HOME"]:
+                found.append(child)
     assert len(found) == 1, found
     return found[0]
 
@@ -159,7 +159,7 @@ async def test_fi_01_fi_02_fi_30_fi_34_real_run_is_started_once_outlives_its_ser
     record = await runs.left_alone_until_its_end(run_id)
     assert (record.status, record.error) == ("stopped", None) and "SIGTERM" in (record.stop_reason or "")
     assert record.processes["trainer"].exit_code == 128 + signal.SIGTERM
-    assert await anyio.to_thread.run_sync(processes_left, 20) == []
+    assert await anyio.to_thread.run_sync(processes_left) == []
     saved = last_complete(runs.paths(run_id).checkpoints)
     assert saved is not None and saved.name == f"step_{max(runs.steps(run_id))}", "nothing that it learned is lost"
 
@@ -171,7 +171,7 @@ async def test_fi_01_fi_02_fi_30_fi_34_real_run_is_started_once_outlives_its_ser
         await runs.shown(call, again, lambda status: (status["metrics"]["step"] or 0) > max(runs.steps(run_id)))
         await call("rl_stop_training", run_id=again)
         await runs.shown(call, again, lambda status: status["status"] == "stopped")
-    assert await anyio.to_thread.run_sync(processes_left, 20) == []
+    assert await anyio.to_thread.run_sync(processes_left) == []
 
 
 async def test_fi_06_real_trainer_that_is_killed_fails_the_run_with_the_signal_and_takes_the_rest_along(
@@ -189,7 +189,7 @@ async def test_fi_06_real_trainer_that_is_killed_fails_the_run_with_the_signal_a
         assert "memory" in status["hint"]
         assert status["processes"]["trainer"] == "exited (-9)"
         assert [status["processes"][name].split()[0] for name in ("api", "env")] == ["exited", "exited"]
-    assert await anyio.to_thread.run_sync(processes_left, 20) == []
+    assert await anyio.to_thread.run_sync(processes_left) == []
 
 
 async def test_fi_04_real_run_that_completes_while_no_server_lives_is_completed_with_its_adapter(

@@ -13,7 +13,7 @@ from small_disk import SmallDisk
 
 from hermes_rl_mcp.checkpoints import complete, inspect
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hermes_rl_mcp import __version__
 
-TIMEOUT_S = 60
+TIMEOUT_S = 200
 
 
 def hermes_rl(environ: dict[str, str], *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ def on_terminal(environ: dict[str, str], answer: str, *args: str) -> tuple[int, 
     with subprocess.Popen(command, env=environ, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
         os.close(theirs)
         os.write(ours, answer.encode() + b"\n")
-        printed = run.communicate(timeout=60)[0].decode()
+        printed = run.communicate(timeout=200)[0].decode()
     os.close(ours)
     return run.returncode, printed
 

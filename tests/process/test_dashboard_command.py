@@ -55,7 +55,7 @@ def test_the_command_prints_an_address_that_works_and_ends_with_code_0(
             assert web.get("/dashboard", headers={"Host": "evil.example"}).status_code == 421
             assert web.get("/dashboard/static/live.js").headers["content-type"].startswith("text/javascript")
         process.send_signal(how)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=100) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
 

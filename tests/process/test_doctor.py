@@ -162,7 +162,7 @@ def test_a_hub_that_does_not_answer_is_a_warning_within_a_bound(light: dict[str,
     began = time.monotonic()
     findings = found({**online, "HF_ENDPOINT": f"http://127.0.0.1:{silent_port}"})
     assert one(findings, "hub")["verdict"] == "warning"
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < 170
     findings = found({**online, "HTTPS_PROXY": f"http://127.0.0.1:{silent_port}"})
     assert one(findings, "hub")["verdict"] == "warning", "the proxy is what is asked"
 
@@ -175,7 +175,7 @@ def test_fi_46_a_gpu_tool_that_hangs_is_reported_and_not_waited_for(light: dict[
     began = time.monotonic()
     findings = found({**light, "PATH": f"{tool.parent}:{light['PATH']}"})
     assert one(findings, "nvidia-smi")["verdict"] == "problem" and "no answer" in one(findings, "nvidia-smi")["found"]
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < 170
 
 
 @pytest.mark.anyio
@@ -207,12 +207,12 @@ async def test_runs_ports_and_leftovers_are_named_and_left_as_they_are(rig: Rig,
         assert record.supervisor is not None
         os.kill(record.supervisor.pid, signal.SIGKILL)
         sleeper.kill()
-        sleeper.wait(10)
+        sleeper.wait(60)
         before = rig.paths(going).record.read_bytes()
         findings = found(light)
         assert going in one(findings, "stale runs")["found"]
         assert rig.paths(going).record.read_bytes() == before, "a look of the doctor closes no run"
     finally:
         sleeper.kill()
-        sleeper.wait(10)
+        sleeper.wait(60)
     assert rig.store.get(going).status is RunStatus.INTERRUPTED

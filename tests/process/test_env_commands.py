@@ -17,7 +17,7 @@ from hermes_rl_mcp.contracts.rollout_api import ScoredData
 from hermes_rl_mcp.paths import bundled_environments, install_root
 from hermes_rl_mcp.redact import MASK
 
-TIMEOUT_S = 60
+TIMEOUT_S = 200
 GSM8K = bundled_environments() / "gsm8k_tinker.py"
 SAMPLE = bundled_environments() / "gsm8k_sample"
 

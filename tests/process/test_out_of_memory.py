@@ -15,8 +15,8 @@ import psutil
 import pytest
 from three_processes import PREFIX, Run, run_directory
 
-READY_S = 90.0
-EXIT_S = 120.0
+READY_S = 300.0
+EXIT_S = 300.0
 ROOM_BYTES = 48 * 2**20
 ROWS, LENGTH = 64, 400
 """One batch of so many sequences of so many tokens needs some hundred megabytes to learn from, and to sample."""
@@ -51,7 +51,7 @@ def _train(run: Run) -> None:
         "inference_logprobs": [[1.0, *([-4.0] * (LENGTH - 1))]] * ROWS,
     }
     url = f"http://127.0.0.1:{run.ports['api']}/{PREFIX}/scored_data"
-    assert httpx.post(url, json=group, trust_env=False, timeout=60).status_code == 200
+    assert httpx.post(url, json=group, trust_env=False, timeout=200).status_code == 200
 
 
 def _sample(run: Run) -> None:
@@ -60,7 +60,7 @@ def _sample(run: Run) -> None:
         assert httpx.post(f"{run.trainer_url}/generate", json=body, trust_env=False, timeout=EXIT_S).status_code >= 500
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("work", "phase", "says"),
     [

@@ -201,7 +201,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.readline()
     yield process
     process.stdin.close()
-    process.wait(10)
+    process.wait(60)
     process.stdout.close()
 
 
@@ -325,11 +325,11 @@ async def test_fi_16_a_run_that_floods_its_output_leaves_the_servers_stdout_alon
         held = held_by(process.pid)
         assert held and not pipes & held, process
     rig.go(run_id)
-    await until(lambda: rig.store.get(run_id).status.terminal, 60)
+    await until(lambda: rig.store.get(run_id).status.terminal)
     ask(4, "tools/call", {"name": "rl_check_status", "arguments": {"run_id": run_id}})
     server.stdin.close()
     assert server.stdout.read() == ""
-    assert server.wait(20) == 0
+    assert server.wait(60) == 0
     server.stdout.close()
 
 
