@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from leash import leash, leashed
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 100.0
 
 
 class RolloutServer:
@@ -30,7 +30,7 @@ class RolloutServer:
         self.socket = socket.socket()
         self.socket.bind(("127.0.0.1", 0))
         self.port: int = self.socket.getsockname()[1]
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}{prefix}", timeout=30)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}{prefix}", timeout=90)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, pass_fds: tuple[int, ...] = ()) -> RolloutServer:
@@ -53,7 +53,7 @@ class RolloutServer:
             time.sleep(0.02)
         raise AssertionError("not ready: " + self.log.read_text())
 
-    def end(self, number: int = signal.SIGTERM, timeout_s: float = 10.0) -> int:
+    def end(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
         assert self.process
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
@@ -70,7 +70,7 @@ class RolloutServer:
 
     def raw(self) -> socket.socket:
         """An unbuffered client connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=90)
 
     # What clients do
 

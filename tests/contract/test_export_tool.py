@@ -44,8 +44,9 @@ def home(environ: dict[str, str]) -> Iterator[Home]:
 def program(home: Home) -> psutil.Process:
     """The one that exports."""
     request = ExportRequest.model_validate_json((home.run(RUN).exports / f"{NAME}.json").read_text())
-    [found] = marked(request.mark)
-    return psutil.Process(found.pid)
+    found = [one.pid for one in marked(request.mark)]
+    [pid] = [one for one in found if os.getsid(one) == one]  # not what it has just started to ask for something
+    return psutil.Process(pid)
 
 
 async def frozen(call: Tools, home: Home) -> psutil.Process:
@@ -57,7 +58,7 @@ async def frozen(call: Tools, home: Home) -> psutil.Process:
 
 
 async def ended(call: Tools) -> dict[str, Any]:
-    with anyio.fail_after(60):
+    with anyio.fail_after(250):
         while True:
             [export] = (await call("rl_get_results", run_id=RUN))["exports"]
             if export["status"] != "running":
