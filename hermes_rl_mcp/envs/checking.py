@@ -25,7 +25,7 @@ from hermes_rl_mcp.envs import check_agent
 from hermes_rl_mcp.envs.alike import plain
 from hermes_rl_mcp.envs.base import BaseEnv, Score
 from hermes_rl_mcp.envs.check_group import TimedClient, judge_group, judge_prompt
-from hermes_rl_mcp.envs.groups import BadGroupError, checked
+from hermes_rl_mcp.envs.groups import REJECTED, BadGroupError, checked
 from hermes_rl_mcp.envs.hook_rules import check_hooks, is_own, messages_of, own_hooks
 from hermes_rl_mcp.envs.options import Flags, resolve
 from hermes_rl_mcp.envs.places import place_of_class, place_of_error, place_of_hook
@@ -339,6 +339,10 @@ class Checker:
             raise Stop from error
 
     def _broken(self, name: str, error: Exception, fix: str = "Correct that line.", where: str = "") -> None:
+        if isinstance(error, BadGroupError) and error.reason == REJECTED:
+            fix = "If the model is too weak for it, no fault: try another, a larger group_size or max_token_length."
+            self._say(name, "warning", f"{error}.", fix)
+            return
         if isinstance(error, HermesRLError):
             text, fix = error.message, error.hint or fix
         else:

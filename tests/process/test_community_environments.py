@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from taught_model import teach
 
 from hermes_rl_mcp.cli.install_atropos import REQUIREMENTS
 from hermes_rl_mcp.interpreters import environment_program
+from hermes_rl_mcp.paths import install_root
 
+LIBRARY = REQUIREMENTS[0]
 BUILD = Path(__file__).parents[2] / "build" / "atropos-venv"
 ENVIRONMENT = '''
 """Answers that are long are good."""
@@ -122,9 +128,8 @@ def test_under_another_python_only_our_package_can_be_imported_from_our_installa
         assert importlib.util.find_spec("environments") is None, sys.path
         assert "PYTHONPATH" not in os.environ
         class Look(BaseEnv):
-            async def get_next_item(self): ...
-            def get_messages(self, item): ...
-            async def score_answer(self, item, completion): ...
+            async def get_next_item(self): return 1
+            async def collect_trajectories(self, item): return None, []
         """)
     )
     root = str(Path(bootstrap).parents[3])
@@ -149,7 +154,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def ask(environ: dict[str, str], folder: Path, *calls: str, timeout_s: float = 300) -> list[dict[str, Any]]:
+def ask(environ: dict[str, str], folder: Path, *calls: str, timeout_s: float = 900) -> list[dict[str, Any]]:
     """Answers of the ten tools, asked one after the other in a process of their own."""
     script = "import asyncio, json\nfrom hermes_rl_mcp.tools import *\nasync def main():\n"
     script += "".join(f"    print(await {call}, end=chr(0))\n" for call in calls) + "asyncio.run(main())\n"
@@ -167,7 +172,9 @@ def ask(environ: dict[str, str], folder: Path, *calls: str, timeout_s: float = 3
 
 @pytest.fixture(scope="session")
 def atropos_python() -> str:
-    """A Python with atroposlib, made once per checkout."""
+    """A Python with atroposlib: the one that is named, else one made once per checkout."""
+    if named := os.environ.get("HERMES_RL_ATROPOS_PYTHON"):
+        return named
     python = BUILD / "bin" / "python"
     if not python.is_file():
         subprocess.run([sys.executable, "-m", "venv", str(BUILD)], check=True)
@@ -179,6 +186,96 @@ def atropos_python() -> str:
     if installed.returncode:
         pytest.skip(f"atroposlib cannot be installed here: {installed.stderr[-300:]}")
     return str(python)
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Path:
+    """Atropos' own folder ``environments``: where ``HERMES_RL_ATROPOS_ENVIRONMENTS`` says, else out of the library's
+    source package, as the installed one has none."""
+    if named := os.environ.get("HERMES_RL_ATROPOS_ENVIRONMENTS"):
+        return Path(named)
+    folder = BUILD.with_name("atropos-source")
+    if not (folder / "environments").is_dir():
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+        with tempfile.TemporaryDirectory() as text:
+            try:
+                got = subprocess.run([*command, "-d", text, LIBRARY], capture_output=True, timeout=300, check=False)
+            except subprocess.TimeoutExpired:
+                pytest.skip("the source of atroposlib could not be fetched within 300 s")
+            packed = list(Path(text).glob("*.tar.gz"))
+            if got.returncode or not packed:
+                pytest.skip(f"the source of atroposlib cannot be had here: {got.stderr[-300:]!r}")
+            with tarfile.open(packed[0]) as archive:
+                archive.extractall(text, filter="data")
+            found = next(Path(text).glob("*/environments"), None)
+            if found is None:
+                pytest.skip("the source package has no environments")
+            shutil.copytree(found, folder / "environments")
+    return folder / "environments"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_file_of_atropos_itself_is_tested_and_trained_as_it_is(
+    environ: dict[str, str], tmp_path: Path, atropos_python: str, upstream: Path
+) -> None:
+    file = tmp_path / "environments" / "gsm8k_server.py"
+    file.parent.mkdir()
+    shutil.copy(upstream / file.name, file)
+    data = tmp_path / "gsm8k"  # what it loads from the Hub is looked for first beside the folder of environments
+    data.mkdir()
+    parts = [{"split": name, "path": f"{name}.jsonl"} for name in ("train", "test")]
+    (data / "README.md").write_text(
+        f"---\n{json.dumps({'configs': [{'config_name': 'main', 'data_files': parts}]})}\n---\n"
+    )
+    for part in parts:
+        rows = [{"question": f"What is 1 + {one}?", "answer": f"#### {one + 1}"} for one in (1, 2, 3)]
+        (data / part["path"]).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    model = tmp_path / "model"
+    answers = [rf"So it is \boxed{{{number}}}" for number in (2, 3, 4)]
+    teach(model, install_root() / "trainer" / "models" / "tiny", answers, prompt_bytes=900, steps=200)
+
+    environ |= {"HERMES_RL_ATROPOS_PYTHON": atropos_python, "HERMES_RL_ALLOW_MODELS": str(model)}
+    environ["HF_HOME"] = str(tmp_path / "hub")  # data of the same name may be kept from elsewhere
+    edits = {
+        **{"model_name": str(model), "total_steps": 3, "group_size": 8, "batch_size": 16, "max_token_length": 48},
+        **{"max_token_trainer_length": 2048, "steps_per_eval": -1},
+    }
+    [selected, *edited, begun] = ask(
+        environ,
+        file.parent,
+        "rl_select_environment('gsm8k_server')",
+        *(f"rl_edit_config({name!r}, {value!r})" for name, value in edits.items()),
+        "rl_test_inference(num_steps=1, group_size=8)",
+    )
+    assert not [answer for answer in (selected, *edited) if answer.get("error")]
+    tested = begun
+    while tested["status"] == "running":
+        [tested] = ask(environ, file.parent, f"rl_test_inference(test_id={begun['test_id']!r})")
+    assert tested["models_tested"][0]["steps_tested"] == 1, tested
+
+    run_id, status = train(environ, file.parent)
+    assert status["status"] == "completed", status
+    lines = [json.loads(line) for line in (run_of(environ, run_id) / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 3
+    trained = [line for line in lines if line["train/loss"] is not None]
+    assert trained and all(line["train/grad_norm"] > 0 for line in trained), lines
+    assert lines[-1]["policy/version"] == len(trained)
+    assert all(line["tokens/missing_logprobs"] == 0 and line["policy/lag"] is not None for line in lines)
+
+
+def train(environ: dict[str, str], folder: Path) -> tuple[str, dict[str, Any]]:
+    """A run from its start to its end, and what it then says."""
+    [started] = ask(environ, folder, "rl_start_training()")
+    run_id = started["run_id"]
+    status: dict[str, Any] = {"status": "queued"}
+    while status["status"] in ("queued", "starting", "running", "stopping"):
+        [status] = ask(environ, folder, f"rl_check_status({run_id!r}, wait_seconds=20)")
+    return run_id, status
+
+
+def run_of(environ: dict[str, str], run_id: str) -> Path:
+    return Path(environ["HERMES_HOME"]) / "rl" / "runs" / run_id
 
 
 @pytest.mark.slow
@@ -213,17 +310,13 @@ def test_an_unmodified_environment_is_described_tested_and_trained_through_the_t
     assert tested["status"] == "completed", tested
     assert tested["models_tested"][0]["steps_tested"] == 2
 
-    [started] = ask(environ, folder, "rl_start_training()")
-    run_id = started["run_id"]
-    status: dict[str, Any] = {"status": "queued"}
-    while status["status"] in ("queued", "starting", "running", "stopping"):
-        [status] = ask(environ, folder, f"rl_check_status({run_id!r}, wait_seconds=20)")
+    run_id, status = train(environ, folder)
     assert status["status"] == "completed", status
     [results] = ask(environ, folder, f"rl_get_results({run_id!r})")
     assert results["final_metrics"]["policy/version"] >= 1, results
     assert results["final_metrics"]["tokens/missing_logprobs"] == 0
 
-    run = Path(environ["HERMES_HOME"]) / "rl" / "runs" / run_id
+    run = run_of(environ, run_id)
     lines = [json.loads(line) for line in (run / "env_metrics.jsonl").read_text().splitlines()]
     assert any("train/asked" in line for line in lines), lines
     assert any("eval/asked" in line for line in lines), lines
