@@ -148,7 +148,7 @@ def test_any_expression_is_compared_off_the_main_thread_and_one_that_computes_fo
     try:
         thread = threading.Thread(target=ask)
         thread.start()
-        thread.join(100)
+        thread.join(250)
         assert (found, reward.timed_out) == ([1.0, 0.0, 1.0, 0.0], 1)
     finally:
         reward.close()

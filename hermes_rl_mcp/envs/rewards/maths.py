@@ -109,7 +109,7 @@ class MathAnswer:
     """
 
     time_limit_s: int = 5
-    """For reading and comparing one answer. Then it is wrong and the helper is begun anew."""
+    """Processor time for reading and comparing one answer. Then it is wrong and the helper is begun anew."""
     timed_out: int = field(default=0, init=False)
     """Answers that ran out of time."""
 
@@ -136,7 +136,9 @@ class MathAnswer:
             if not reply:
                 self._end()
                 self.timed_out += 1
-                log.warning("an answer could not be checked within %d s and counts as wrong", self.time_limit_s)
+                log.warning(
+                    "an answer was not checked within %d s of processor time; it counts as wrong", self.time_limit_s
+                )
                 return 0.0
             return float(bool(json.loads(reply)))
 
