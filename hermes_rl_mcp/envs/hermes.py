@@ -306,6 +306,7 @@ class HermesAgentBaseEnv(BaseEnv):
                 sandbox=sandbox,
                 settings=settings,
                 state=state,
+                parser=server.parser if isinstance(server, OpenAIAgentServer) else None,  # some leave calls in the text
                 pool=self.pool,
             )
             result = await self._conversation(loop, self.messages(item))

@@ -238,6 +238,22 @@ async def test_an_openai_endpoint_calls_tools_its_own_way_and_gives_nothing_to_t
     assert "[TOOL CALL] terminal(" in readable(group["messages"][0])
 
 
+@pytest.mark.anyio
+async def test_calls_that_an_openai_endpoint_leaves_in_the_text_are_carried_out() -> None:
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> dict[str, Any]:
+        asked = (await request.json())["messages"][-1]["role"] == "user"
+        message = {"role": "assistant", "content": CALL % "good" if asked else "All done."}
+        return {"choices": [{"finish_reason": "stop", "message": message}]}
+
+    with http_server(app) as url:
+        config = HermesAgentEnvConfig(tokenizer_name=str(TINY), group_size=2, enabled_toolsets=["terminal"])
+        env = Echoes(config, [APIServerConfig(base_url=f"{url}/v1", server_type="openai", model_name="m")])
+        assert (await group_of(env))["scores"] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
