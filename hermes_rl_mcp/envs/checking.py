@@ -29,7 +29,8 @@ from hermes_rl_mcp.envs.groups import REJECTED, BadGroupError, checked
 from hermes_rl_mcp.envs.hook_rules import check_hooks, is_own, messages_of, own_hooks
 from hermes_rl_mcp.envs.options import Flags, resolve
 from hermes_rl_mcp.envs.places import place_of_class, place_of_error, place_of_hook
-from hermes_rl_mcp.errors import HermesRLError
+from hermes_rl_mcp.envs.saying import VALUE_CHARS, cut
+from hermes_rl_mcp.errors import EndpointError, HermesRLError
 
 HELD_OUT = 32
 """Held-out items asked for, and training items drawn to be compared with them."""
@@ -150,7 +151,7 @@ class Checker:
                 where,
             )
             raise Stop
-        self._say("item", "ok", f"get_next_item() gave {_short(item)}")
+        self._say("item", "ok", f"get_next_item() gave {cut(repr(item), VALUE_CHARS)}")
         return item
 
     async def _tools(self) -> None:
@@ -348,6 +349,9 @@ class Checker:
         else:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         where = place_of_error(error, self._file) or where
+        if not where and (lost := _lost(error)):
+            self._say(name, "problem", text, lost.hint or "See that the endpoint answers.")
+            return
         if not where and f"{self._file}:" not in text:
             where = place_of_class(type(self.env))
         self._say(name, "problem", text, fix, where)
@@ -379,6 +383,13 @@ class _Warnings(logging.Handler):
         logging.getLogger("hermes_rl_mcp.envs.base").removeHandler(self)
 
 
+def _lost(error: BaseException | None) -> EndpointError | None:
+    """The endpoint's failure behind an error."""
+    while error is not None and not isinstance(error, EndpointError):
+        error = error.__cause__
+    return error
+
+
 def _file_of(environment: type[BaseEnv]) -> str:
     return str(getattr(sys.modules.get(environment.__module__), "__file__", None) or "")
 
@@ -386,8 +397,3 @@ def _file_of(environment: type[BaseEnv]) -> str:
 def _is_community(env: BaseEnv) -> bool:
     """Whether it was written for Atropos; its hooks are other ones."""
     return hasattr(env, "inner_class")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

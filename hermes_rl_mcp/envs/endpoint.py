@@ -175,7 +175,7 @@ class Endpoint:
         elif self.config.server_type == "sglang":
             completions = parse_sglang(await self._post(f"{native}/generate", sglang_body(prompt, params)))
         elif self.config.server_type == "trl":
-            completions = parse_trl(await self._post(f"{base}/generate/", trl_body(prompt, params)), self.encode)
+            completions = parse_trl(await self._post(f"{native}/generate/", trl_body(prompt, params)), self.encode)
         else:
             return await self._sample_text(base, prompt, params)
         if len(completions) != params.n:

@@ -225,7 +225,7 @@ async def test_configurations_that_cannot_work_are_refused(connect: Connect) -> 
 
 
 async def test_a_trl_server_gives_ids_without_logprobs(sampler: Sampler, connect: Connect, tokenizer: Any) -> None:
-    client = connect("trl", base_url=sampler.url)
+    client = connect("trl", base_url=f"{sampler.url}/v1")
     sampler.answer = lambda prompt, index: [*b"8 apples", END_ID][index:]
     trajectories = await client.chat(ASK, n=2, max_tokens=8, temperature=0.7, top_p=0.9)
     assert [one.last.text for one in trajectories] == ["8 apples", " apples"]
