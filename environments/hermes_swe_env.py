@@ -29,6 +29,7 @@ from hermes_rl_mcp.envs import APIServerConfig, BaseEnvConfig, Score, ScoredData
 from hermes_rl_mcp.envs.data import held_out_apart, load_rows
 from hermes_rl_mcp.envs.hermes import AgentRollout, HermesAgentBaseEnv
 from hermes_rl_mcp.envs.hermes_config import HermesAgentEnvConfig
+from hermes_rl_mcp.errors import PreflightError
 
 SYSTEM = "You are a careful programmer with a terminal. Try your program out before you stop."
 SOLUTION = "solution.py"
@@ -111,6 +112,11 @@ class HermesSweEnv(HermesAgentBaseEnv):
             tasks = [{"task": one, "text": one.text} for one in tasks_of(rows, asked, self.config.test_field)]
             trained, kept = held_out_apart(tasks, "text")
             self._tasks, self._held_out = ([row["task"] for row in one] for one in (trained, kept))
+            if not self._tasks:
+                raise PreflightError(
+                    f"All rows of {self.config.dataset_name} are held out: they have too few different tasks.",
+                    hint="Add rows with other tasks.",
+                )
 
     async def get_next_item(self) -> SweTask:
         self._drawn += 1

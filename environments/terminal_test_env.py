@@ -23,6 +23,7 @@ from hermes_rl_mcp.envs import APIServerConfig, BaseEnvConfig, Score, ScoredData
 from hermes_rl_mcp.envs.data import held_out_apart, load_rows
 from hermes_rl_mcp.envs.hermes import AgentRollout, HermesAgentBaseEnv
 from hermes_rl_mcp.envs.hermes_config import HermesAgentEnvConfig
+from hermes_rl_mcp.errors import PreflightError
 
 SYSTEM = (
     "You do small jobs on a computer, exactly as asked. Use the terminal and the file tools, look at what you made, "
@@ -97,6 +98,11 @@ class TerminalTestEnv(HermesAgentBaseEnv):
             rows = load_rows(self.config.dataset_name, self.config.dataset_split, [asked, *COLUMNS])
             trained, kept = held_out_apart(rows, asked)
             self._tasks, self._held_out = ([_task(row, asked) for row in one] for one in (trained, kept))
+            if not self._tasks:
+                raise PreflightError(
+                    f"All rows of {self.config.dataset_name} are held out: they have too few different tasks.",
+                    hint="Add rows with other tasks.",
+                )
 
     async def get_next_item(self) -> TerminalTask:
         self._drawn += 1

@@ -299,3 +299,13 @@ def test_the_file_of_settings_holds_fields_that_there_are(env: Any) -> None:
     given = env.env_config_cls.model_validate({**config.model_dump(), **document["env"]})
     assert given == config
     assert [APIServerConfig(**one) for one in document["openai"]] == servers
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("made", [terminal_env, swe_env])
+async def test_a_data_set_of_which_nothing_is_left_to_train_on_is_refused(made: Any, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row = {"prompt": "7", "path": "a", "expected": "7", "test": "assert True"}  # a text that is held out
+    file.write_text(f"{json.dumps(row)}\n" * 3)
+    with pytest.raises(PreflightError, match=r"rows\.jsonl are held out"):
+        await made(dataset_name=str(file)).setup()
