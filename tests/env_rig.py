@@ -31,7 +31,7 @@ from hermes_rl_mcp.paths import install_root
 
 TINY = install_root() / "trainer" / "models" / "tiny"
 END_ID = 257
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 Answer = Callable[[list[int], int], list[int]]
 """Prompt ids and which completion of the call to the sampled ids."""
@@ -229,13 +229,13 @@ class Api:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def close(self) -> None:
         self.http.close()
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(60)
         self._socket.close()
 
     # A trainer's side.
@@ -296,7 +296,7 @@ class EnvProcess:
     def text(self) -> str:
         return self.output.read_text(encoding="utf-8", errors="replace")
 
-    def stop(self, timeout_s: float = 15) -> int:
+    def stop(self, timeout_s: float = 100) -> int:
         if self.process.poll() is None:
             self.process.terminate()
         return self.process.wait(timeout_s)

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from env_rig import TINY, Api, EnvProcess, Sampler, child_environ, run_env, serving, until, write_config, write_env
+from fastapi import Request
 
 from hermes_rl_mcp.contracts.records import Evaluation
 from hermes_rl_mcp.contracts.runs import ChildReport
@@ -23,6 +25,16 @@ HELD_OUT = """
 
 
 class Versions(Sampler):
+    hold = False
+    """Answers the first question of an evaluation, and the others once this is over."""
+
+    async def _arrived(self, request: Request) -> dict[str, Any]:
+        body = await super()._arrived(request)
+        asked = sum(bool(one.get("evaluation")) for one in self.requests)
+        while self.hold and asked > 1:  # noqa: ASYNC110 - set by the test, in another thread
+            await anyio.sleep(0.02)
+        return body
+
     def _vllm(self, body: dict[str, Any]) -> dict[str, Any]:
         return {**super()._vllm(body), "policy_version": 0 if body.get("adapter") is False else 1}
 
@@ -71,9 +83,10 @@ def test_it_evaluates_when_the_trainer_has_completed_says_how_far_it_is_and_stay
     api.next_batch()
     until(lambda: json.loads(paths.env_state.read_text())["running"] == 0 if paths.env_state.exists() else False)
     assert not any(request.get("evaluation") for request in sampler.requests)
-    sampler.delay_s = 1.5
+    sampler.hold = True
     complete(paths)
-    until(lambda: "base: " in json.loads(paths.env_state.read_text())["evaluating"], why=lambda: env.text)
+    until(lambda: "base: 1 of 8" in json.loads(paths.env_state.read_text())["evaluating"], why=lambda: env.text)
+    sampler.hold = False
     until(paths.evaluation.exists, why=lambda: env.text)
     found = Evaluation.model_validate_json(paths.evaluation.read_text())
     assert (found.status, found.items, found.step, found.difference) == ("completed", 8, 1, 0.0)

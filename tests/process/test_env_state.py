@@ -30,6 +30,17 @@ SOMETIMES = """
             raise RuntimeError(f"not yet at {item}")
         return float(len(completion.text))
 """
+WAITS = """
+    async def get_next_item(self):
+        import asyncio
+        from pathlib import Path
+        self.count += 1
+        item = self.count
+        while item > FROM and not Path(__file__).with_name("go").exists():
+            await asyncio.sleep(0.02)
+        return item
+"""
+"""Poses no item beyond FROM until a file ``go`` lies beside it, so that what comes before is seen."""
 NO_NUMBER = """
     def score_answer(self, item, completion):
         return VALUE
@@ -82,6 +93,10 @@ def start(tmp_path: Path, environ: dict[str, str], api: Api) -> Iterator[Start]:
             process.stop()
 
 
+def waits(last: int) -> str:
+    return WAITS.replace("FROM", str(last))
+
+
 def state_of(folder: Path) -> EnvState:
     path = RunPaths(folder).env_state
     return EnvState.model_validate_json(path.read_bytes()) if path.exists() else EnvState(time="")
@@ -94,13 +109,14 @@ def flags_of(folder: Path, status: RunStatus = RunStatus.RUNNING) -> list[Flag]:
 def test_fi_26_a_judge_that_refuses_is_told_at_the_first_groups_and_ends_the_environment_with_its_words(
     tmp_path: Path, start: Start
 ) -> None:
-    env = start(JUDGE)
+    env = start(JUDGE + waits(CONSECUTIVE_LIMIT // 2))
     [flag] = until(lambda: flags_of(tmp_path), why=lambda: env.text)
     assert (flag.name, flag.severity) == ("groups_failing", "error")
     assert "401" in flag.evidence
     told_at = int(flag.evidence.split()[0])
     assert told_at < CONSECUTIVE_LIMIT, "told before it is given up"
-    assert env.process.wait(60) == 1
+    (tmp_path / "go").touch()
+    assert env.process.wait(200) == 1
     report = ChildReport.model_validate_json((tmp_path / "report_env.json").read_bytes())
     assert "groups in a row could not be used" in str(report.error)
     assert "401" in str(report.error)
@@ -127,8 +143,9 @@ def test_scores_that_are_no_numbers_are_named_as_missing_rewards(
 
 
 def test_a_row_of_failures_that_ends_takes_its_error_back(tmp_path: Path, api: Api, start: Start) -> None:
-    env = start(SOMETIMES)
+    env = start(SOMETIMES + waits(6))
     until(lambda: "not yet at" in state_of(tmp_path).first_error, why=lambda: env.text)
+    (tmp_path / "go").touch()
     until(lambda: state_of(tmp_path).sent > 0, why=lambda: env.text)
     now = state_of(tmp_path)
     assert (now.unusable_in_a_row, now.first_error, now.first_reason, now.failed) == (0, "", "", 6)
