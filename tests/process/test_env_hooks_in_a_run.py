@@ -186,6 +186,7 @@ def test_an_order_to_stop_while_it_sets_up_is_no_exit_of_its_own(tmp_path: Path,
     assert not (tmp_path / "report_env.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raised", ["sys.exit(0)", "KeyboardInterrupt"])
 def test_an_environment_that_leaves_by_itself_is_reported_with_the_line(
     tmp_path: Path, api: Api, start: Start, raised: str
