@@ -150,7 +150,7 @@ def test_a_model_that_is_not_fit_to_learn_from_is_not_saved(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3000)
 def test_the_script_makes_a_model_like_the_shipped_one(tmp_path: Path) -> None:
     torch.set_num_threads(2)
     made = make_tiny.make(tmp_path / "tiny")
