@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from pydantic import Field, JsonValue, field_validator
 
 from environments import hermes_swe_checker
-from environments.hermes_swe_tasks import MAKERS, SweTask, draw, evaluation_tasks, tasks_of
+from environments.hermes_swe_tasks import MAKERS, TASKS, SweTask, tasks_of
 from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.result import AgentResult
 from hermes_rl_mcp.agent.sandbox.factory import task_sandbox
@@ -122,7 +122,7 @@ class HermesSweEnv(HermesAgentBaseEnv):
         self._drawn += 1
         if self._tasks:
             return self._tasks[(self._drawn - 1) % len(self._tasks)]
-        return draw(self._rng, self.config.task_kinds)
+        return TASKS.draw(self._rng, self.config.task_kinds)
 
     def item_key(self, item: SweTask) -> str:
         return item.text
@@ -141,7 +141,7 @@ class HermesSweEnv(HermesAgentBaseEnv):
     async def get_eval_items(self, count: int) -> Sequence[SweTask]:
         if self._held_out is not None:
             return self._held_out[:count]
-        return evaluation_tasks(self.config.task_kinds, count)
+        return TASKS.for_evaluation(self.config.task_kinds, count)
 
     async def finish(self, rollout: AgentRollout, scored: ScoredDataItem) -> ScoredDataItem:
         if rollout.reward is not None:
@@ -165,7 +165,7 @@ class HermesSweEnv(HermesAgentBaseEnv):
         self._rng = random.Random(self.config.seed)
         if not self._tasks:
             for _ in range(self._drawn):
-                draw(self._rng, self.config.task_kinds)
+                TASKS.draw(self._rng, self.config.task_kinds)
 
     def _failure(self, item: SweTask, files: Mapping[str, bytes], task_id: str) -> str:
         """Why the tests do not pass; empty if they do. In a sandbox that the agent never had."""

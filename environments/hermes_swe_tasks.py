@@ -7,22 +7,17 @@ task's text says nothing of its tests, and every task has some.
 from __future__ import annotations
 
 import ast
-import hashlib
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hermes_rl_mcp.envs.made_tasks import MadeTasks
 from hermes_rl_mcp.errors import PreflightError
 
 log = logging.getLogger(__name__)
 
-HELD_OUT_ONE_IN = 10
-DRAWS_PER_TASK = 1000
-"""Bound on redrawing; at one in ten the chance to need more is below 1e-45."""
-REPEATS_AT_THE_END = 300
-"""Held-out draws in a row that were all known already: there is (nearly) no other."""
 TEST_COLUMNS = ("test", "test_code", "tests")
 """Of a data set, the first that it has."""
 CASES = 6
@@ -108,33 +103,7 @@ MAKERS: Mapping[str, Callable[[random.Random], SweTask]] = {
     "digits": _digits,
     "longer": _longer,
 }
-
-
-def is_held_out(task: SweTask) -> bool:
-    """Whether the task is for evaluation only. Depends on its text alone, so runs with other seeds agree."""
-    digest = hashlib.sha256(task.text.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
-
-
-def draw(rng: random.Random, kinds: Sequence[str], *, held_out: bool = False) -> SweTask:
-    """The next task of one of the wanted kinds."""
-    for _ in range(DRAWS_PER_TASK):
-        task = MAKERS[rng.choice(list(kinds))](rng)
-        if is_held_out(task) == held_out:
-            return task
-    raise AssertionError(f"kinds {', '.join(kinds)} have no task with held_out={held_out}")
-
-
-def evaluation_tasks(kinds: Sequence[str], count: int) -> list[SweTask]:
-    """Up to ``count`` different held-out tasks, always the same ones, of every kind that has some."""
-    rng = random.Random("evaluation")
-    found: dict[str, SweTask] = {}
-    repeats = 0
-    while len(found) < count and repeats < REPEATS_AT_THE_END:
-        task = draw(rng, kinds, held_out=True)
-        repeats = repeats + 1 if task.text in found else 0
-        found.setdefault(task.text, task)
-    return list(found.values())
+TASKS = MadeTasks(MAKERS)
 
 
 def tasks_of(rows: Sequence[Mapping[str, Any]], asked: str, test_field: str | None) -> list[SweTask]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, JsonValue, field_validator
 
-from environments.terminal_test_tasks import MAKERS, TerminalTask, draw, evaluation_tasks, grade
+from environments.terminal_test_tasks import MAKERS, TASKS, TerminalTask, grade
 from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.result import AgentResult
 from hermes_rl_mcp.envs import APIServerConfig, BaseEnvConfig, Score, ScoredDataItem
@@ -108,7 +108,7 @@ class TerminalTestEnv(HermesAgentBaseEnv):
         self._drawn += 1
         if self._tasks:
             return self._tasks[(self._drawn - 1) % len(self._tasks)]
-        return draw(self._rng, self.config.task_kinds)
+        return TASKS.draw(self._rng, self.config.task_kinds)
 
     def item_key(self, item: TerminalTask) -> str:
         return item.text
@@ -132,7 +132,7 @@ class TerminalTestEnv(HermesAgentBaseEnv):
     async def get_eval_items(self, count: int) -> Sequence[TerminalTask]:
         if self._held_out is not None:
             return self._held_out[:count]
-        return evaluation_tasks(self.config.task_kinds, count)
+        return TASKS.for_evaluation(self.config.task_kinds, count)
 
     async def finish(self, rollout: AgentRollout, scored: ScoredDataItem) -> ScoredDataItem:
         if rollout.reward is not None:
@@ -160,7 +160,7 @@ class TerminalTestEnv(HermesAgentBaseEnv):
         self._rng = random.Random(self.config.seed)
         if not self._tasks:
             for _ in range(self._drawn):
-                draw(self._rng, self.config.task_kinds)
+                TASKS.draw(self._rng, self.config.task_kinds)
 
 
 def _task(row: Mapping[str, Any], asked: str) -> TerminalTask:

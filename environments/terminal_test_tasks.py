@@ -1,23 +1,18 @@
 """Small things to do in a terminal, made from a seed, and what the resulting file is worth.
 
-About one task in ten, chosen by a hash of its text, is kept for evaluation and never trained on, whatever the seed.
+About one task in ten is kept for evaluation and never trained on, whatever the seed.
 Invariant: the reward depends on the one file that the task names and on nothing that the agent says.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hermes_rl_mcp.envs import Score
+from hermes_rl_mcp.envs.made_tasks import MadeTasks
 
-HELD_OUT_ONE_IN = 10
-DRAWS_PER_TASK = 1000
-"""Bound on redrawing; at one in ten the chance to need more is below 1e-45."""
-REPEATS_AT_THE_END = 300
-"""Held-out draws in a row that were all known already: there is (nearly) no other."""
 EXACT, CONTAINED, WRONG = 1.0, 0.5, 0.0
 SPARE_CHARS = 60
 """How much may stand around the expected text for ``CONTAINED``: a file with every possible answer is none."""
@@ -81,33 +76,7 @@ MAKERS: Mapping[str, Callable[[random.Random], TerminalTask]] = {
     "result": _result,
     "sorted": _sorted,
 }
-
-
-def is_held_out(task: TerminalTask) -> bool:
-    """Whether the task is for evaluation only. Depends on its text alone, so runs with other seeds agree."""
-    digest = hashlib.sha256(task.text.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
-
-
-def draw(rng: random.Random, kinds: Sequence[str], *, held_out: bool = False) -> TerminalTask:
-    """The next task of one of the wanted kinds."""
-    for _ in range(DRAWS_PER_TASK):
-        task = MAKERS[rng.choice(list(kinds))](rng)
-        if is_held_out(task) == held_out:
-            return task
-    raise AssertionError(f"kinds {', '.join(kinds)} have no task with held_out={held_out}")
-
-
-def evaluation_tasks(kinds: Sequence[str], count: int) -> list[TerminalTask]:
-    """Up to ``count`` different held-out tasks, always the same ones, of every kind that has some."""
-    rng = random.Random("evaluation")
-    found: dict[str, TerminalTask] = {}
-    repeats = 0
-    while len(found) < count and repeats < REPEATS_AT_THE_END:
-        task = draw(rng, kinds, held_out=True)
-        repeats = repeats + 1 if task.text in found else 0
-        found.setdefault(task.text, task)
-    return list(found.values())
+TASKS = MadeTasks(MAKERS)
 
 
 def grade(task: TerminalTask, found: str | None, called: bool, call_weight: float = 0.0) -> Score:

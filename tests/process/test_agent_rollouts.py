@@ -194,7 +194,7 @@ def test_the_fourteen_methods_of_a_reward_with_names_and_sizes_of_any_kind(tmp_p
     assert "Herons" in str(ctx.web_search("herons"))
     assert "Herons wade." in str(ctx.web_extract(["https://a.example/x"]))
     for found in (ctx.browser_navigate("https://a.example/x"), ctx.browser_snapshot()):
-        assert "no tool 'browser_" in found["error"]
+        assert found["error"]
     assert json.loads(ctx.call_tool("terminal", {"command": "echo on"}))["output"] == "on\n"
     ctx.cleanup()
     ctx.cleanup()

@@ -93,13 +93,13 @@ def test_the_reward_reads_the_file_and_waits_for_nothing(ctx: ToolContext) -> No
 @pytest.mark.parametrize("module", [terminal_test_tasks, hermes_swe_tasks], ids=["terminal", "swe"])
 def test_tasks_of_training_are_never_asked_in_an_evaluation(module: Any) -> None:
     kinds = list(module.MAKERS)
-    held = module.evaluation_tasks(kinds, 40)
-    assert [one.text for one in held] == [one.text for one in module.evaluation_tasks(kinds, 40)]
+    held = module.TASKS.for_evaluation(kinds, 40)
+    assert [one.text for one in held] == [one.text for one in module.TASKS.for_evaluation(kinds, 40)]
     assert len({one.text for one in held}) == 40
-    trained = [module.draw(random.Random(seed), kinds) for seed in range(300)]
+    trained = [module.TASKS.draw(random.Random(seed), kinds) for seed in range(300)]
     assert not {one.text for one in trained} & {one.text for one in held}
     assert len({one.text for one in trained}) > 200
-    again = [module.draw(random.Random(seed), kinds) for seed in range(300)]
+    again = [module.TASKS.draw(random.Random(seed), kinds) for seed in range(300)]
     assert trained == again
 
 
@@ -285,7 +285,7 @@ async def test_rows_of_a_data_set_become_tasks_and_their_tests_stay_hidden(tmp_p
 
 
 def test_made_tasks_are_solved_by_programs_that_do_what_they_say(ctx: ToolContext) -> None:
-    task = hermes_swe_tasks.evaluation_tasks(["scaled"], 1)[0]
+    task = hermes_swe_tasks.TASKS.for_evaluation(["scaled"], 1)[0]
     factor, plus = re.findall(r"times (\d+) plus (\d+)", task.text)[0]
     assert verdict(ctx, {"solution.py": f"def scaled(n): return n * {factor} + {plus}\n"}, task).value == 1.0
     assert verdict(ctx, {"solution.py": f"def scaled(n): return n * {factor}\n"}, task).value == 0.1
