@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from hermes_rl_mcp.agent.context import ToolContext
-from hermes_rl_mcp.agent.interfaces import ChatMessage
+from hermes_rl_mcp.agent.interfaces import ChatMessage, Tool
 from hermes_rl_mcp.agent.loop import HermesAgentLoop
 from hermes_rl_mcp.agent.pool import ToolPool
 from hermes_rl_mcp.agent.result import AgentResult
@@ -168,7 +168,11 @@ def test_the_fourteen_methods_of_a_reward_with_names_and_sizes_of_any_kind(tmp_p
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"url": "https://a.example/x", "title": "Herons", "text": "Herons wade."}) + "\n")
     settings = {"HERMES_RL_SEARCH_CORPUS": str(corpus)}
-    toolbox = select_tools(["terminal", "file", "web"], settings=settings).toolbox
+    pages = [
+        Tool(name, "browser", "", {"properties": {"url": {"type": "string"}}}, lambda _, args: {"seen": args})
+        for name in ("browser_navigate", "browser_snapshot")
+    ]
+    toolbox = select_tools(["terminal", "file", "web", "browser"], settings=settings, extra=pages).toolbox
     root, local = tmp_path / "root", tmp_path / "local"
     root.mkdir()
     name = 'it\'s a "name"\nof two lines; $(touch no) `touch no` *'
@@ -193,8 +197,8 @@ def test_the_fourteen_methods_of_a_reward_with_names_and_sizes_of_any_kind(tmp_p
     assert ctx.terminal(f"head -c {3 << 20} /dev/zero | tr '\\0' x")["output"] == "x" * (3 << 20)
     assert "Herons" in str(ctx.web_search("herons"))
     assert "Herons wade." in str(ctx.web_extract(["https://a.example/x"]))
-    for found in (ctx.browser_navigate("https://a.example/x"), ctx.browser_snapshot()):
-        assert found["error"]
+    assert ctx.browser_navigate("https://a.example/x") == {"seen": {"url": "https://a.example/x"}}
+    assert ctx.browser_snapshot() == {"seen": {}}
     assert json.loads(ctx.call_tool("terminal", {"command": "echo on"}))["output"] == "on\n"
     ctx.cleanup()
     ctx.cleanup()

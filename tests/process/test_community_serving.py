@@ -124,6 +124,7 @@ def start(tmp_path: Path, environ: dict[str, str], python: str, file: Path, *arg
     return run_env(tmp_path, child_environ(environ), f"{file}:TalkEnv", *arguments, program=tuple(program))
 
 
+@pytest.mark.slow
 def test_an_atropos_environment_is_found_described_and_serves_the_trainer_full_groups_and_evaluations_included(
     tmp_path: Path, environ: dict[str, str], python: str, file: Path, sampler: Sampler, api: Api
 ) -> None:

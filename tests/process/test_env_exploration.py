@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from env_rig import END_ID, TINY, Api, Sampler, child_environ, run_env, serving, until, write_config
 
 GROUP, BATCH, BATCHES = 4, 16, 20
@@ -59,6 +60,7 @@ def share_of_easy(folder: Path, environ: dict[str, str], **fields: Any) -> float
     return sum(len(set(group["scores"])) > 1 for group in late) / len(late)
 
 
+@pytest.mark.slow
 def test_groups_with_a_signal_become_more_than_the_environments_own_choice_has(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:

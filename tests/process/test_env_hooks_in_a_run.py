@@ -124,6 +124,7 @@ def test_training_goes_on_beside_an_evaluation_as_far_as_eval_handling_says(
     until(lambda: api.received() > before, why=lambda: env.text)
 
 
+@pytest.mark.slow
 def test_items_that_fail_now_and_then_are_counted_and_the_run_goes_on(tmp_path: Path, api: Api, start: Start) -> None:
     extra = """
     async def get_next_item(self):

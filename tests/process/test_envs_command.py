@@ -94,6 +94,7 @@ def test_what_cannot_be_written_leaves_nothing(environ: dict[str, str], tmp_path
     assert [path.name for path in tmp_path.glob("*.py")] == ["test_taken.py"]
 
 
+@pytest.mark.slow
 def test_a_check_tells_what_the_group_showed_and_what_another_process_got(
     unpacked: dict[str, str], tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_field_that_is_refused_is_told_with_class_and_line(environ: dict[str, 
     assert "Unknown field 'nonsense'" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_class_that_source_text_does_not_give_is_told_at_once(tmp_path: Path) -> None:
     base = "from hermes_rl_mcp.envs import BaseEnv\n"
     for name, text, asked, words in (
