@@ -110,18 +110,19 @@ def test_training_goes_on_beside_an_evaluation_as_far_as_eval_handling_says(
     env = start(extra, steps_per_eval=1, eval_handling=handling, eval_limit_ratio=0.5, max_num_workers=4)
     api.register_trainer(batch_size=BATCH)
     api.next_batch()
-    until((tmp_path / "evaluating").exists, why=lambda: env.text)
-    until(lambda: sampler.under_way <= most)  # what was under way before
+    until((tmp_path / "evaluating").exists, 120, why=lambda: env.text)
+    until(lambda: sampler.under_way <= most, 120)  # what was under way before
+    sampler.delay_s = 1.0  # long enough for all of them to overlap
     sampler.peak, before, asked = 0, api.received(), len(sampler.requests)
     if most:
-        until(lambda: api.received() >= before + 6, why=lambda: env.text)
+        until(lambda: api.received() >= before + 4 and sampler.peak >= most, 120, why=lambda: env.text)
         assert sampler.peak == most
     else:
         with pytest.raises(AssertionError, match="did not happen"):
             until(lambda: len(sampler.requests) > asked, timeout_s=1.5)
     (tmp_path / "go").touch()
-    until(lambda: any("eval/done" in line for line in json_lines(tmp_path / "env_metrics.jsonl")), why=lambda: env.text)
-    until(lambda: api.received() > before, why=lambda: env.text)
+    until(lambda: any("eval/done" in line for line in json_lines(tmp_path / "env_metrics.jsonl")), 120)
+    until(lambda: api.received() > before, 120, why=lambda: env.text)
 
 
 @pytest.mark.slow
