@@ -1,11 +1,13 @@
 """An environment that plays a recording: ``feeder.py RECORDING.jsonl [the usual arguments]``.
 
 It posts the recorded groups in order to the run's real rollout API, a few ahead of the trainer, beginning behind those
-that the API has received already, also in a journal of an earlier run; so every run gets the very same batches.
+that the API has received already, also in a journal of an earlier run; so every run gets the very same batches. It
+posts no more of them than ``RECORDING.jsonl.most`` says, if there is such a file: then a run gets no further.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -16,6 +18,14 @@ import httpx
 import yaml
 
 AHEAD_GROUPS = 5
+MOST = ".most"
+
+
+def most() -> float:
+    try:
+        return int(Path(sys.argv[1] + MOST).read_text())
+    except FileNotFoundError:
+        return math.inf
 
 
 def main() -> None:
@@ -28,8 +38,8 @@ def main() -> None:
         while (reply := http.post("/register-env", json=body).json())["status"] != "success":
             time.sleep(0.05)
         health = http.get("/health").json()
-        for line in recording[health["groups_received"] :]:
-            while http.get("/health").json()["queue_size"] > AHEAD_GROUPS:
+        for number, line in list(enumerate(recording, 1))[health["groups_received"] :]:
+            while number > most() or http.get("/health").json()["queue_size"] > AHEAD_GROUPS:
                 time.sleep(0.005)
             sent = http.post("/scored_data", content=line, headers={"Content-Type": "application/json"})
             assert sent.status_code == 200, sent.text

@@ -14,12 +14,14 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+from feeder import MOST
 
 from hermes_rl_mcp.contracts.runs import RunRecord, RunStatus
 from hermes_rl_mcp.errors import ResumeError
-from hermes_rl_mcp.files import read_tail
+from hermes_rl_mcp.files import read_tail, write_atomic
 from hermes_rl_mcp.operations.operations import Operations
 from hermes_rl_mcp.paths import RunPaths
+from hermes_rl_mcp.runs.process import signal_process
 from hermes_rl_mcp.runs.store import RunStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -44,6 +46,7 @@ class Home:
 
     def __init__(self, environ: dict[str, str]) -> None:
         self.environ = environ
+        self.recording = Path()
         self.ops = Operations.from_environ(environ)
         self.store: RunStore = self.ops.context.runs
 
@@ -74,7 +77,8 @@ class Home:
         return "\n".join(read_tail(home.log(name, run_id), 3000) for name in ("supervisor", "api", "trainer", "env"))
 
     async def kill_at(self, run_id: str, step: int) -> None:
-        """SIGKILL for the supervisor, the rollout API, the trainer and the environment at once."""
+        """SIGKILL for the supervisor, the rollout API, the trainer and the environment at once. A run that is fed gets
+        no further than that step."""
         await self.until(run_id, lambda _: len(self.metrics(run_id)) >= step)
         record = self.store.get(run_id)
         identities = [record.supervisor, *(process.identity for process in record.processes.values())]
@@ -85,10 +89,14 @@ class Home:
         psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
         assert (await self.ended(run_id)).status is RunStatus.INTERRUPTED
 
+    def feed_up_to(self, step: int) -> None:
+        """No more batches than for that many steps, from now on."""
+        write_atomic(Path(f"{self.recording}{MOST}"), str(step * GROUPS))
+
     def close(self) -> None:
         for record in self.store.active():
             if record.supervisor is not None:
-                os.kill(record.supervisor.pid, signal.SIGTERM)
+                signal_process(record.supervisor, signal.SIGTERM)
 
 
 @pytest.fixture
@@ -107,6 +115,7 @@ def fed(tmp_path: Path, environ: dict[str, str]) -> Iterator[Home]:
     commands = tmp_path / "commands.json"
     commands.write_text(json.dumps({"commands": {"env": [sys.executable, str(FEEDER), str(recording)]}}))
     home = Home({**environ, "HERMES_RL_CHILD_COMMANDS": str(commands)})
+    home.recording = recording
     yield home
     home.close()
 
@@ -135,17 +144,20 @@ async def test_fi_37_real_a_killed_run_that_is_resumed_is_bit_identical_to_one_t
     whole = (await fed.ops.start_training()).run_id
     assert (await fed.ended(whole)).status is RunStatus.COMPLETED
 
+    fed.feed_up_to(10)
     killed = (await fed.ops.start_training()).run_id
     await fed.kill_at(killed, 10)
     before = {path: path.read_bytes() for path in fed.paths(killed).dir.rglob("*") if path.is_file()}
     kept = fed.store.checkpoints(killed)[-1].marker.step
     trained = len(fed.metrics(killed))
-    assert kept < trained < STEPS, "killed between two checkpoints"
+    assert kept < trained == 10, "killed between two checkpoints"
+    fed.feed_up_to(19)
 
     answer = await fed.ops.start_training(resume_from=killed)
     assert (answer.resumed_from, answer.resumed_step) == (killed, kept)
     assert not [text for text in answer.warnings if killed in text]
-    await fed.kill_at(answer.run_id, trained + 9)  # once more, now a run that continues another
+    await fed.kill_at(answer.run_id, 19)  # once more, now a run that continues another
+    fed.feed_up_to(STEPS)
     second = await fed.ops.start_training(resume_from=answer.run_id)
     assert second.resumed_step is not None and second.resumed_step > kept
     assert (await fed.ended(second.run_id)).status is RunStatus.COMPLETED
