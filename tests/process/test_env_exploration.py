@@ -18,8 +18,11 @@ class Mixed(BaseEnv):
     "One item in ten can be answered, half the time."
     name = "mixed"
 
+    async def setup(self):
+        self.rng = random.Random(0)
+
     async def get_next_item(self):
-        return random.choice(["easy", *["hard"] * 9]) + str(random.randrange(8))
+        return self.rng.choice(["easy", *["hard"] * 9]) + str(self.rng.randrange(8))
 
     def get_messages(self, item):
         return [{"role": "user", "content": item}]
