@@ -211,6 +211,15 @@ def test_a_solution_that_is_none_does_not_pass(solution: str, tmp_path: Path) ->
         (RIGHT, "METADATA = {}\n\ndef check(candidate):\n    assert candidate(1.5) == 3.0\n", "double"),
         (RIGHT, "def check(double):\n    assert double('a') == 'aa'\n\ncheck(double)\n", "double"),
         (
+            RIGHT,
+            "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
+            "        self.assertEqual(double(2), 4)\nif __name__ == '__main__':\n    unittest.main()\n",
+            "",
+        ),
+        (RIGHT, "class TestIt:\n    def test_it(self):\n        assert double(2) == 4\n", ""),
+        (RIGHT, "async def test_it():\n    assert double(2) == 4\n", ""),
+        (RIGHT, "assert double(10**5000) == 2 * 10**5000\n", ""),
+        (
             "from helper import K\nimport math\nclass Stack:\n    def __init__(self): self.held = []\n"
             "    def push(self, one): self.held.append(one)\n    def pop(self): return self.held.pop()\n"
             "def odd(n):\n    if n % 2: raise ValueError('odd \"n\"')\n"
@@ -222,7 +231,10 @@ def test_a_solution_that_is_none_does_not_pass(solution: str, tmp_path: Path) ->
             "",
         ),
     ],
-    ids=["asserts", "test-function", "humaneval", "humanevalpack", "classes-and-values"],
+    ids=[
+        *("asserts", "test-function", "humaneval", "humanevalpack", "unittest", "pytest-class", "async"),
+        *("long-number", "classes-and-values"),
+    ],
 )
 def test_a_right_solution_passes_whatever_form_its_tests_have(
     solution: str, tests: str, entry_point: str, tmp_path: Path
@@ -231,6 +243,19 @@ def test_a_right_solution_passes_whatever_form_its_tests_have(
     assert failure(tmp_path, {"solution.py": solution, "helper.py": "K = 7\n"}, task) == ""
     wrong = solution.replace("2", "3").replace("K)", "0)")
     assert failure(tmp_path, {"solution.py": wrong}, task)
+
+
+@pytest.mark.parametrize(
+    ("solution", "tests"),
+    [
+        (RIGHT, "import math\n"),
+        (RIGHT, "def never(): assert double(2) == 4\n"),
+        ("def double(n): raise StopIteration\n", "assert all(map(double, [1, 2]))\n"),
+    ],
+    ids=["of-nothing", "not-run", "ended-early"],
+)
+def test_tests_that_looked_at_nothing_pass_nothing(solution: str, tests: str, tmp_path: Path) -> None:
+    assert failure(tmp_path, {"solution.py": solution}, SweTask("t", tests, ""))
 
 
 def test_what_an_agent_prepares_around_its_program_is_of_no_use(ctx: ToolContext) -> None:
