@@ -43,22 +43,20 @@ class BudgetConfig:
         return self.default_result_size
 
 
-def within_result(
-    text: str, name: str, tool: Tool | None, call_id: str, budget: BudgetConfig, sandbox: Callable[[], Sandbox]
-) -> str:
-    """``text``, or a preview of it if it is too long. Blocks: it may write a file."""
-    return text if len(text) <= budget.limit(name, tool) else kept(text, call_id, budget.preview_size, sandbox)
-
-
 def within_turn(results: list[ChatMessage], budget: BudgetConfig, sandbox: Callable[[], Sandbox]) -> None:
     """Replaces the largest of a turn's tool messages by previews until all fit, pinned tools' last. Blocks."""
     order = sorted(results, key=lambda one: (one.get("name") in PINNED, -len(one["content"])))
+    total = sum(len(one["content"]) for one in results)
     for message in order:
-        if sum(len(one["content"]) for one in results) <= budget.turn_budget:
+        if total <= budget.turn_budget:
             return
-        shorter = kept(message["content"], message["tool_call_id"], budget.preview_size, sandbox)
-        if not message["content"].startswith(f"<{TAG}>") and len(shorter) < len(message["content"]):
+        text = message["content"]
+        if len(text) <= budget.preview_size or text.startswith(f"<{TAG}>"):
+            continue  # thousands of short answers are not to become thousands of files
+        shorter = kept(text, message["tool_call_id"], budget.preview_size, sandbox)
+        if len(shorter) < len(text):
             message["content"] = shorter
+            total += len(shorter) - len(text)
 
 
 def kept(text: str, call_id: str, preview_size: int, sandbox: Callable[[], Sandbox]) -> str:

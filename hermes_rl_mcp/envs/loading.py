@@ -21,7 +21,7 @@ from hermes_rl_mcp.envs.community.source import community_source, prepare
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.hook_rules import place
 from hermes_rl_mcp.envs.places import place_of_field
-from hermes_rl_mcp.envs.saying import VALUE_CHARS, cut
+from hermes_rl_mcp.envs.saying import found_wrong
 from hermes_rl_mcp.errors import EnvironmentFileError
 
 
@@ -78,12 +78,12 @@ def defaults_of(environment: type[BaseEnv]) -> tuple[BaseEnvConfig, list[APIServ
 def _bad_default(environment: type[BaseEnv], error: ValidationError) -> EnvironmentFileError:
     """With the line of the field, where it is known."""
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or "values"
+    name = ".".join(str(part) for part in first["loc"])
     file = str(getattr(sys.modules.get(environment.__module__), "__file__", None) or "")
-    declared = place_of_field(Path(file), name.split(".")[0]) if file else ""
+    declared = place_of_field(Path(file), name.split(".")[0]) if file and name else ""
     return EnvironmentFileError(
-        f"{place(environment, 'config_init')} makes a {error.title} that is not valid: {name}: {first['msg']}, found "
-        f"{cut(repr(first['input']), VALUE_CHARS)}{f' ({declared})' if declared else ''}.",
+        f"{place(environment, 'config_init')} makes a {error.title} that is not valid: {name}{': ' if name else ''}"
+        f"{found_wrong(first)}{f' ({declared})' if declared else ''}.",
         hint="Correct the default there.",
     )
 

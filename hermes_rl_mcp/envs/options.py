@@ -20,7 +20,7 @@ from hermes_rl_mcp.envs.base import BaseEnv
 from hermes_rl_mcp.envs.config import APIServerConfig, BaseEnvConfig
 from hermes_rl_mcp.envs.hook_rules import place
 from hermes_rl_mcp.envs.loading import defaults_of
-from hermes_rl_mcp.envs.saying import VALUE_CHARS, cut
+from hermes_rl_mcp.envs.saying import found_wrong
 from hermes_rl_mcp.errors import InvalidValueError
 from hermes_rl_mcp.redact import is_reference
 
@@ -195,12 +195,11 @@ def _validated(model: type[M], section: str, values: Mapping[str, Any]) -> M:
         return model.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "values"
+        name = ".".join(str(part) for part in first["loc"])
         hint = ""
         if first["type"] == "extra_forbidden":
             hint = _nearest(name, list(model.model_fields), "")
-        found = cut(repr(first["input"]), VALUE_CHARS)
-        raise InvalidValueError(f"{section}.{name}: {first['msg']}, found {found}.", hint=hint) from error
+        raise InvalidValueError(f"{section}{'.' if name else ''}{name}: {found_wrong(first)}.", hint=hint) from None
 
 
 def _plain_values(config: BaseModel) -> dict[str, Any]:

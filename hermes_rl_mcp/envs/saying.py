@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from logging import Formatter
 from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from hermes_rl_mcp.redact import redact, secret_values
 
 ERROR_CHARS = 600
 VALUE_CHARS = 80
@@ -23,6 +28,16 @@ def said(error: BaseException) -> str:
 def shown(value: object) -> str:
     """``int 5``, with a long value cut."""
     return f"{type(value).__name__} {cut(_text(value, repr, 'its own text cannot be made'), VALUE_CHARS)}"
+
+
+def found_wrong(fault: ErrorDetails) -> str:
+    """``Input should be a valid integer, found 'many'``, of what pydantic found wrong. A secret is not shown; of a rule
+    across fields, whose input are all of them, its own words alone."""
+    message = fault["msg"].rstrip(".")
+    if not fault["loc"]:
+        return message
+    found = redact({str(fault["loc"][-1]): fault["input"]}, secret_values(os.environ))
+    return f"{message}, found {cut(repr(next(iter(found.values()))), VALUE_CHARS)}"
 
 
 def first_of(error: BaseException) -> BaseException:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hermes_rl_mcp.envs import APIServerConfig, BaseEnv, BaseEnvConfig, EvalHandling
 from hermes_rl_mcp.envs.options import Options, parse_flags, resolve
@@ -15,8 +16,15 @@ from hermes_rl_mcp.errors import InvalidValueError
 
 class OwnConfig(BaseEnvConfig):
     label: str = "none"
+    judge_key: str = Field("", max_length=8)
     words: list[str] = Field(default_factory=lambda: ["a"])
     limit: float | None = 0.5
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.limit == 0 and self.words == ["a"]:
+            raise ValueError("a limit of 0 leaves no words.")
+        return self
 
 
 class OwnEnv(BaseEnv):
@@ -84,6 +92,21 @@ def test_what_is_not_understood_is_refused_by_name(words: list[str], said: str) 
 def test_a_misspelt_yaml_key_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=r"ensure_scores_are_not_same"):
         options(yaml_text="env: {ensure_scores_not_the_same: true}", folder=tmp_path)
+
+
+def test_a_rule_across_fields_is_said_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"^env: Value error, a limit of 0 leaves no words\. \("):
+        options(yaml_text="env: {limit: 0}", folder=tmp_path)
+
+
+@pytest.mark.parametrize("given", ["$HERMES_RL_SECRET_JUDGE", "plain-and-secret"])
+def test_a_secret_that_does_not_fit_its_field_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("HERMES_RL_SECRET_JUDGE", "plain-and-secret")
+    with pytest.raises(InvalidValueError, match=r"^env\.judge_key: .* at most 8 characters") as refused:
+        options(yaml_text=f"env: {{judge_key: {given}}}", folder=tmp_path)
+    assert "plain-and-secret" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_sections_of_other_processes_are_left_alone_and_a_run_names_its_directory(tmp_path: Path) -> None:

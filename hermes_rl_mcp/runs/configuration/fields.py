@@ -90,7 +90,7 @@ def coerce_library_value(model: type[BaseModel], name: str, value: JsonValue) ->
 def invalid(name: str, value: JsonValue, reason: str) -> InvalidValueError:
     """The error of a value that its field does not take."""
     return InvalidValueError(
-        f"Field '{name}' does not take {value!r}: {reason}.",
+        f"Field '{name}' does not take {value!r}: {reason.rstrip('.')}.",
         hint="Call rl_get_current_config to see its type and meaning.",
         details={"field": name},
     )
