@@ -48,6 +48,8 @@ class Sampler:
 
     answer: Answer = field(default_factory=lambda: say("8"))
     statuses: list[int] = field(default_factory=list)
+    said: str = "scripted"
+    """What comes with a status."""
     drop_next: int = 0
     """Connections to close without an answer."""
     delay_s: float = 0.0
@@ -112,7 +114,7 @@ class Sampler:
         return body
 
     def _scripted(self) -> Response | None:
-        return Response("scripted", self.statuses.pop(0)) if self.statuses else None
+        return Response(self.said, self.statuses.pop(0)) if self.statuses else None
 
     def _vllm(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"]["prompt_token_ids"]

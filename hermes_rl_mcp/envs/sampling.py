@@ -50,6 +50,12 @@ class Arm:
 _ARM: ContextVar[Arm | None] = ContextVar("arm", default=None)
 
 
+MORE_ROOM = (
+    "Show fewer tools (enabled_toolsets), ask for less, let tools say less, or raise the smallest of "
+    "max_rollout_tokens, max_token_trainer_length and the model's context (another model)."
+)
+
+
 class ConversationFullError(EndpointError):
     """No room is left for another answer."""
 
@@ -309,9 +315,23 @@ class Session:
 
     async def reply(self, *, limit_tokens: int | None = None, **params: Any) -> Completion:
         """The next assistant turn. ``params`` override those of the session for this turn. ``limit_tokens``: the
-        longest conversation; raises ConversationFullError where there is no room for an answer."""
+        longest conversation; raises ConversationFullError where there is no room for an answer, there or in the
+        model's context."""
         asked = replace(self._params, **params)
         text = self._client.renderer.prompt(self.messages, self._tools, preserve_think_blocks=self._preserve)
+        try:
+            await self._sample(text, asked, limit_tokens)
+        except ConversationFullError:
+            raise
+        except EndpointError as error:
+            if not _says_full(error):
+                raise
+            raise ConversationFullError(error.message, hint=MORE_ROOM) from error
+        self.messages.append({"role": "assistant", "content": self.trajectory.last.text})
+        return self.trajectory.last
+
+    async def _sample(self, text: str, asked: SampleParams, limit_tokens: int | None) -> None:
+        """An answer to ``text``, in the trajectory that it goes on or in a new one."""
         if not (
             self.trajectories
             and await self._client.extend(
@@ -328,8 +348,12 @@ class Session:
                 )
             prompt = Prompt(self._client.renderer.encode(text), text, self.messages, self._tools)
             self.trajectories += await self._client.fresh(prompt, asked, self._split, limit_tokens)
-        self.messages.append({"role": "assistant", "content": self.trajectory.last.text})
-        return self.trajectory.last
+
+
+def _says_full(error: EndpointError) -> bool:
+    """Whether an endpoint refused a prompt for its length: vLLM's, SGLang's and our own sampler's words."""
+    text = str(error).lower()
+    return "answered 400" in text and "context" in text
 
 
 def _within(prompt: Prompt, params: SampleParams, limit_tokens: int | None) -> SampleParams:
@@ -340,7 +364,7 @@ def _within(prompt: Prompt, params: SampleParams, limit_tokens: int | None) -> S
     if room < 1:
         raise ConversationFullError(
             f"The conversation has {len(prompt.ids)} tokens; {limit_tokens} leave no room for an answer.",
-            hint="Raise max_rollout_tokens and max_token_trainer_length, or let tools say less.",
+            hint=MORE_ROOM,
         )
     return replace(params, max_tokens=min(params.max_tokens, room))
 

@@ -232,6 +232,15 @@ async def test_a_turn_over_its_budget_loses_its_largest_result_first(sandbox: Ta
 
 
 @pytest.mark.anyio
+async def test_short_answers_are_left_alone_however_many_they_are(sandbox: TaskSandbox) -> None:
+    some = calls(*(call("long", {"n": 10}, n) for n in range(300)))
+    result = await talk(Model(some, DONE), sandbox, budget_config=BudgetConfig(turn_budget=100, preview_size=10))
+    assert [one["content"] for one in result.messages[2:302]] == ["x" * 10] * 300
+    with pytest.raises(FileNotFoundError):
+        sandbox().list_files(f"{sandbox().tmpdir}/hermes-results")
+
+
+@pytest.mark.anyio
 async def test_a_result_that_cannot_be_kept_says_what_is_missing(tmp_path: Path) -> None:
     gone = TaskSandbox(lambda: LocalSandbox(root=tmp_path))
     gone.close()

@@ -163,6 +163,21 @@ async def test_a_conversation_without_room_for_another_answer_ends_and_is_scored
     assert all(messages[-1]["role"] == "tool" for messages in group["messages"])
 
 
+@pytest.mark.anyio
+async def test_a_conversation_that_fills_the_models_context_ends_and_is_scored() -> None:
+    def word(place: int) -> str:
+        sampler.statuses.append(400)  # for the next turn
+        return "good"
+
+    with serving(Sampler(policy(word), said="This model's maximum context length is 512 tokens.")) as sampler:
+        env = made(sampler, enabled_toolsets=["terminal"])
+        scored, _ = await env.collect_trajectory("good")
+    assert scored is not None and scored["scores"] == 1.0
+    assert scored["messages"][-1]["role"] == "tool"
+    await env.cleanup()
+    await env.server.close()
+
+
 async def _first_prompt(env: HermesAgentBaseEnv, sampler: Sampler) -> list[int]:
     before, sampler.answer = sampler.answer, lambda prompt, index: [*b"nothing", END_ID]
     await env.collect_trajectory("good")

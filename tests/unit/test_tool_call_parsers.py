@@ -147,6 +147,14 @@ _VALUES = st.recursive(
     max_leaves=4,
 )
 _CALLS = st.lists(st.tuples(_NAMES, st.dictionaries(_NAMES, _VALUES, max_size=2)), min_size=1, max_size=3)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["glm45", "glm47"])
+def test_keys_that_never_end_take_no_longer_the_more_there_are(name: str) -> None:
+    assert not get_parser(name).parse("<tool_call>f\n<arg_key>" * 20_000).calls  # each once read to the end: minutes
+
+
 _BY_JSON = sorted(set(PARSERS) - {"qwen3_coder", "glm45", "glm47"})
 
 

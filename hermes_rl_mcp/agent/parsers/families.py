@@ -230,7 +230,7 @@ class Glm45Parser(BlockParser):
     closers = ("</tool_call>",)
     between: ClassVar[str] = "\n"
 
-    _KEY: ClassVar[re.Pattern[str]] = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
+    _KEY: ClassVar[re.Pattern[str]] = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
     _VALUE_END: ClassVar[re.Pattern[str]] = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>|<tool_call>|\Z))")
 
     def read(self, text: str, start: int, types: Types) -> Block:
