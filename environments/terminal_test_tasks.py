@@ -7,6 +7,7 @@ Invariant: the reward depends on the one file that the task names and on nothing
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,10 @@ from hermes_rl_mcp.envs.made_tasks import MadeTasks
 EXACT, CONTAINED, WRONG = 1.0, 0.5, 0.0
 SPARE_CHARS = 60
 """How much may stand around the expected text for ``CONTAINED``: a file with every possible answer is none."""
+MOST_NUMBERS = 3
+"""Different numbers around a number as the expected text, itself included: a sum may be written out, but a list of all
+that it could be is no answer."""
+_NUMBER = re.compile(r"\d+")
 
 _PLACES = ("Oslo", "Lima", "Kyoto", "Cairo", "Quito", "Perth", "Turin", "Accra", "Davos", "Minsk", "Pune", "Reno")
 _GREETINGS = ("Hello", "Good morning", "Greetings", "Welcome", "Good evening")
@@ -95,4 +100,6 @@ def _worth(found: str, expected: str) -> float:
         return EXACT
     whole = f" {' '.join(found.split())} "
     is_short = len(found) <= len(expected) + SPARE_CHARS
+    if expected.isdecimal() and len({expected, *_NUMBER.findall(found)}) > MOST_NUMBERS:
+        return WRONG
     return CONTAINED if is_short and f" {' '.join(expected.split())} " in whole else WRONG

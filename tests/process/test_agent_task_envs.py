@@ -59,13 +59,15 @@ def swe_env(**fields: Any) -> HermesSweEnv:
         ("579", 1.0),
         (" 579\n\n", 1.0),
         ("The answer is 579 .", 0.5),
+        ("123 + 456 = 579", 0.5),
+        ("576 577 578 579 580", 0.0),
         ("1579", 0.0),
         ("578", 0.0),
         ("", 0.0),
         (None, 0.0),
         ("\n".join(map(str, range(2000))), 0.0),
     ],
-    ids=["exact", "space", "contained", "longer-number", "wrong", "empty", "missing", "every-answer"],
+    ids=["exact", "space", "contained", "sum", "guesses", "longer-number", "wrong", "empty", "missing", "every-answer"],
 )
 def test_the_named_file_is_exact_or_nearly_or_worth_nothing(found: str | None, value: float) -> None:
     task = TerminalTask("t", "~/answer.txt", "579")
