@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from hermes_rl_mcp.agent.budget import DEFAULT_RESULT_CHARS, BudgetConfig
 from hermes_rl_mcp.agent.distributions import DISTRIBUTIONS
@@ -66,7 +66,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     """The same for all results of one turn together."""
     preview_size_chars: int = Field(1_500, ge=0)
     """How much of such a result is shown."""
-    tool_result_overrides: dict[str, int] | None = None
+    tool_result_overrides: dict[str, PositiveInt] | None = None
     """Tool name to its own limit in characters."""
     extra_body: dict[str, Any] | None = None
     """Further fields of each request to an endpoint of type openai (a broker's provider options)."""

@@ -278,6 +278,7 @@ async def test_calls_that_an_openai_endpoint_leaves_in_the_text_are_carried_out(
         ("terminal_backend", "modal", "not supported here"),
         ("discount_factor", 1.5, "less than or equal to 1"),
         ("mcp_servers", {"x": {}}, "either a command or a url"),
+        ("tool_result_overrides", {"terminal": -5}, "greater than 0"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(field: str, value: Any, said: str) -> None:
