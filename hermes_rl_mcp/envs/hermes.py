@@ -182,7 +182,8 @@ class HermesAgentBaseEnv(BaseEnv):
         return self.held_out_rows[:count] or None
 
     async def evaluate(self) -> EvalReport | Mapping[str, float] | None:
-        """The held-out items, each once with the whole loop at temperature 0."""
+        """The held-out items, each once with the whole loop at temperature 0; those that fail are counted and left
+        out."""
         items = await self.get_eval_items(EVAL_ITEMS)
         if not items:
             return None
@@ -194,8 +195,15 @@ class HermesAgentBaseEnv(BaseEnv):
             async with workers:
                 return await self.rollout(item, place, split="eval")
 
-        rollouts = await asyncio.gather(*(one(item) for item in items))
-        return EvalReport(self._eval_metrics(rollouts), [_sample(one) for one in rollouts], {"temperature": 0.0})
+        found = await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
+        rollouts = [one for one in found if isinstance(one, AgentRollout)]
+        failures = [one for one in found if isinstance(one, BaseException)]
+        for failure in failures:
+            log.warning("an item of the evaluation failed: %s: %s", type(failure).__name__, failure)
+        if not rollouts:
+            raise failures[0]
+        metrics = {**self._eval_metrics(rollouts), "eval/failed_items": float(len(failures))}
+        return EvalReport(metrics, [_sample(one) for one in rollouts], {"temperature": 0.0})
 
     async def collect_trajectory(self, item: Any) -> tuple[ScoredDataItem | None, list[Any]]:
         """One rollout, scored: the sequence of its last turns, which are all of them unless the template rewrites."""

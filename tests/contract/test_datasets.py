@@ -25,6 +25,7 @@ from hermes_rl_mcp.operations.settings import Flags, load_settings
 from hermes_rl_mcp.paths import bundled_environments
 
 SAMPLE = bundled_environments() / "gsm8k_sample"
+BUNDLED = ["gsm8k_sample", "web_research"]
 
 
 def context(environ: dict[str, str], **flags: Any) -> Context:
@@ -51,7 +52,7 @@ async def test_sec_10_only_folders_that_the_operator_named_are_read(environ: dic
     (allowed / ".env" / "a.jsonl").write_text('{"key": 1}\n')
     (allowed / "out").symlink_to(other)
     told = context(environ, data_dirs=[str(allowed)])
-    assert datasets.available(told) == ["mine", "gsm8k_sample"]
+    assert datasets.available(told) == ["mine", *BUNDLED]
     for name in ("mine/", "mine/train.jsonl", str(allowed / "mine")):
         found = await datasets.describe(told, name)
         assert (found.rows, found.id) == ([{"a": 1}], "mine/train.jsonl" if "train" in name else "mine")
@@ -61,7 +62,7 @@ async def test_sec_10_only_folders_that_the_operator_named_are_read(environ: dic
     for name in ("../other", "mine/../../other", "out", ".env/a.jsonl", "nowhere", "nowhere.jsonl", "a/b.jsonl"):
         with pytest.raises(NotFoundError) as refused:
             await datasets.describe(told, name)
-        assert refused.value.details["available"] == ["mine", "gsm8k_sample"]
+        assert refused.value.details["available"] == ["mine", *BUNDLED]
     with pytest.raises(InvalidValueError, match="limit"):
         await datasets.describe(told, "mine", limit=51)
 
@@ -200,6 +201,6 @@ async def test_the_tool_shows_a_data_set_page_by_page_and_stays_short(environ: d
             assert all(line.startswith("| ") for line in said.splitlines() if "reward me" in line)
             assert tokens(said) < MOST
             assert tokens(json.dumps(wide.structured_content, ensure_ascii=False)) < MOST
-        assert (await call.error("rl_list_environments", dataset="nope"))["available"] == ["wide", "gsm8k_sample"]
+        assert (await call.error("rl_list_environments", dataset="nope"))["available"] == ["wide", *BUNDLED]
         assert "exclude" in (await call.error("rl_list_environments", dataset="wide", source="gsm8k"))["error"]
         assert "50" in (await call.error("rl_list_environments", dataset="wide", limit=51))["error"]

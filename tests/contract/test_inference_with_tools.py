@@ -52,7 +52,7 @@ def endpoint() -> Iterator[str]:
         yield url
 
 
-async def tested(call: Tools, **arguments: Any) -> dict[str, Any]:
+async def verdict_of(call: Tools, **arguments: Any) -> dict[str, Any]:
     await call("rl_select_environment", name="saved_sums")
     result: dict[str, Any] = await call("rl_test_inference", wait_seconds=20, **arguments)
     with anyio.fail_after(500):
@@ -67,7 +67,7 @@ async def test_an_endpoint_with_native_tool_calls_is_judged_by_whole_conversatio
 ) -> None:
     told = {"HERMES_RL_INFERENCE_BASE_URL": f"{endpoint}/v1", "HERMES_RL_INFERENCE_MODEL": "vendor/caller"}
     async with in_memory({**environment, **told}) as call:
-        result = await tested(call, num_steps=2, group_size=6)
+        result = await verdict_of(call, num_steps=2, group_size=6)
     assert result["status"] == "completed", result
     [model] = result["models_tested"]
     assert (model["error"], model["total_completions"], model["zero_variance_groups"]) == (None, 12, 0)
@@ -81,7 +81,7 @@ async def test_an_endpoint_with_native_tool_calls_is_judged_by_whole_conversatio
 @pytest.mark.slow
 async def test_the_local_model_that_calls_no_tool_is_not_ready(environment: dict[str, str]) -> None:
     async with in_memory({**environment, "HERMES_RL_INFERENCE_BASE_URL": "local"}) as call:
-        result = await tested(call, num_steps=2, group_size=4, models=["builtin:tiny"])
+        result = await verdict_of(call, num_steps=2, group_size=4, models=["builtin:tiny"])
     assert result["status"] == "completed", result
     assert result["verdict"]["ready"] is False and "none is right" in result["verdict"]["reasons"][0]
     assert result["models_tested"][0]["parse_failures"] == 0

@@ -17,7 +17,7 @@ from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.result import AgentResult
 from hermes_rl_mcp.agent.transcript import readable
 from hermes_rl_mcp.contracts.rollout_api import MASKED
-from hermes_rl_mcp.envs import APIServerConfig, Score
+from hermes_rl_mcp.envs import APIServerConfig, EvalReport, Score
 from hermes_rl_mcp.envs.base import RolloutsFailedError
 from hermes_rl_mcp.envs.groups import checked
 from hermes_rl_mcp.envs.hermes import HermesAgentBaseEnv
@@ -221,6 +221,24 @@ async def test_evaluation_runs_the_loop_on_held_out_items_and_leaves_the_trainin
     assert report.metrics["eval/percent_correct"] == 0.5 and report.metrics["eval/n_items"] == 2  # type: ignore[union-attr]
     assert {request["temperature"] for request in sampler.requests[:4]} == {0.0}
     assert seen[0] == {} and seen[1]["train/turns"] == 2 and seen[1]["train/tool_calls"] == 1
+
+
+class HalfRaising(Echoes):
+    def compute_reward(self, item: str, result: AgentResult, ctx: ToolContext) -> float:
+        if item == "held":
+            raise KeyError("no such thing")
+        return 1.0
+
+
+@pytest.mark.anyio
+async def test_an_item_of_the_evaluation_that_fails_is_counted_and_costs_no_other() -> None:
+    with serving(Sampler(policy(lambda place: "good"))) as sampler:
+        env = made(sampler, HalfRaising)
+        report = await env.evaluate()
+        await env.cleanup()
+        await env.server.close()
+    assert isinstance(report, EvalReport)
+    assert (report.metrics["eval/mean_reward"], report.metrics["eval/failed_items"], len(report.samples)) == (1, 1, 1)
 
 
 @pytest.mark.anyio

@@ -69,8 +69,7 @@ def serve(sock: socket.socket, bounds: Bounds) -> None:
                 case "start":
                     _start(request, fds, commands)
                 case "kill":
-                    pids = [pid for pid, (number, _) in commands.items() if number == request["number"]]
-                    _end(_of_command(request["pid"], is_running=bool(pids)))
+                    _end_command(request["number"], request["pid"], commands)
                     _close(fds)
                 case "close":
                     done = fds[0]
@@ -225,6 +224,19 @@ def _end_all(commands: dict[int, tuple[int, int]]) -> None:
     deadline = time.monotonic() + _END_S
     while _reap(commands) and time.monotonic() < deadline:
         _end(_below([os.getpid()]))
+        time.sleep(0.001)
+
+
+def _end_command(number: int, pid: int, commands: dict[int, tuple[int, int]]) -> None:
+    """Until nothing is found any more: what was just being forked is not in the first look."""
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        is_running = any(one == number for one, _ in commands.values())
+        pids = _of_command(pid, is_running=is_running)
+        if not pids:
+            return
+        _end(pids)
+        _reap(commands)
         time.sleep(0.001)
 
 
