@@ -156,7 +156,10 @@ def _configuration(
     for name, text in reply.errors.items():
         where = place_of_field(Path(info.file_path), name)
         found = f"{resolution.schema.config_class}.{name}: {text}"
-        yield CheckFinding(name=f"field {name}", verdict="problem", found=found, fix="Correct its value.", where=where)
+        fix = "Correct its value."
+        if "valid list" in text or "valid dictionary" in text:
+            fix = f"Write it as JSON, such as {name}=" + ('["a", "b"]' if "valid list" in text else '{"key": "value"}')
+        yield CheckFinding(name=f"field {name}", verdict="problem", found=found, fix=fix, where=where)
     for problem in problems(resolution):
         yield CheckFinding(
             name="configuration",

@@ -172,7 +172,11 @@ def results(result: GetResults) -> str:
     steps, last = f"{result.steps} of {result.total_steps} steps", _of(result.final_metrics)
     lines.append(f"{steps}; {_pairs(last)}" if last else steps)
     if result.reward_first5 is not None and result.reward_last5 is not None:
-        lines.append(f"mean reward {result.reward_first5:.3f} (first 5 steps) to {result.reward_last5:.3f} (last 5)")
+        first, last5 = f"{result.reward_first5:.3f}", f"{result.reward_last5:.3f}"
+        if result.steps > 5:
+            lines.append(f"mean reward {first} (first 5 steps) to {last5} (last 5)")
+        else:
+            lines.append(f"mean reward {first}; too few steps for first against last")
     if result.evaluation is not None:
         lines.append(f"evaluation: {evaluation.words(result.evaluation)}")
     lines += _origin(result.resumed_from, result.resumed_step)
