@@ -8,6 +8,7 @@ own choice, whatever the posteriors say, so no item is given up for good.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -29,6 +30,9 @@ RECENT = 32
 of those remembered."""
 SHARPNESS = 4.0
 """Exponent of an item's value in its odds."""
+SAVED_ITEM_CHARS = 2000
+"""Of longer items only what was learnt is in the saved position, which is written about once a second."""
+_KEY_CHARS = 200
 
 Draw = Callable[[], Awaitable[Any]]
 Key = Callable[[Any], str | None]
@@ -39,7 +43,7 @@ class Known:
     """What was seen of one item."""
 
     item: Any
-    """None after a restart if it was no JSON; then it counts again once the environment draws it."""
+    """None after a restart if it was no JSON, or long; then it counts again once the environment draws it."""
     right: float
     wrong: float
     at: int
@@ -47,12 +51,15 @@ class Known:
 
 
 def item_key(item: Any) -> str | None:
-    """The item's JSON, or its text form where that says what it is; None for what cannot be told apart."""
+    """The item's JSON, or its text form where that says what it is, and of long ones a digest; None for what cannot be
+    told apart."""
     try:
-        return json.dumps(item, sort_keys=True)
+        text = json.dumps(item, sort_keys=True)
     except (TypeError, ValueError):
         text = repr(item)
-        return None if f"{id(item):x}" in text else text
+        if f"{id(item):x}" in text:
+            return None
+    return text if len(text) <= _KEY_CHARS else hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 class ItemValue:
@@ -144,7 +151,7 @@ class ItemValue:
     def state(self) -> dict[str, Any]:
         """For the environment's saved position. JSON."""
         items = {
-            key: [known.right, known.wrong, known.at, known.item if is_json(known.item) else None]
+            key: [known.right, known.wrong, known.at, known.item if is_json(known.item, SAVED_ITEM_CHARS) else None]
             for key, known in self._known.items()
         }
         return {
@@ -174,9 +181,10 @@ class ItemValue:
         return float(0.5 ** ((self._groups - known.at) / HALF_LIFE))
 
 
-def is_json(item: Any) -> bool:
-    """Whether it comes back from a file as it was."""
+def is_json(item: Any, most_chars: int | None = None) -> bool:
+    """Whether it comes back from a file as it was, and takes no more than ``most_chars`` there."""
     try:
-        return bool(json.loads(json.dumps(item)) == item)
+        text = json.dumps(item)
+        return (most_chars is None or len(text) <= most_chars) and bool(json.loads(text) == item)
     except (TypeError, ValueError):
         return False

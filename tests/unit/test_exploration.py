@@ -107,6 +107,19 @@ def test_items_that_are_no_json_keep_their_posterior_over_a_restart() -> None:
     assert resumed.success("{3}") == model.success("{3}") != model.success("{1, 2}")
 
 
+def test_a_long_item_is_known_again_after_a_restart_without_being_in_the_saved_position() -> None:
+    values = ItemValue(0.0)
+    long, short = "x" * 100_000, "short"
+    for item in (long, short):
+        values.observe(item, [1.0, 0.0, 0.0])
+    state = json.loads(json.dumps(values.state()))
+    assert len(json.dumps(state)) < 1000
+    again = ItemValue(0.0)
+    again.restore(state)
+    for item in (long, short):
+        assert again.success(str(item_key(item))) == values.success(str(item_key(item)))
+
+
 @pytest.mark.anyio
 async def test_no_item_is_no_item_and_what_has_no_key_is_the_environments_own_choice() -> None:
     async def none() -> None:
