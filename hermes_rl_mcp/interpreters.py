@@ -27,7 +27,8 @@ def environment_program(base: Literal["hermes_rl_mcp", "atroposlib"], environ: M
 
 
 def atropos_python(environ: Mapping[str, str]) -> Path | None:
-    """None: atroposlib is expected beside the product itself."""
+    """None: atroposlib is expected beside the product itself. Raises InvalidValueError for a Python that is not there,
+    or whose installation was not finished."""
     if named := environ.get(ATROPOS_PYTHON, "").strip():
         python = Path(named).expanduser()
         if not python.is_file():
@@ -36,5 +37,12 @@ def atropos_python(environ: Mapping[str, str]) -> Path | None:
                 hint="Name the bin/python of a virtual environment that has atroposlib, or unset it.",
             )
         return python
-    made = Home.from_environ(environ).atropos_python
-    return made if made.is_file() else None
+    home = Home.from_environ(environ)
+    if not home.atropos_python.is_file():
+        return None
+    if not home.atropos_installed.is_file():
+        raise InvalidValueError(
+            f"The installation for environments written for Atropos was not finished ({home.atropos_venv}).",
+            hint="Run: hermes-rl install-atropos",
+        )
+    return home.atropos_python

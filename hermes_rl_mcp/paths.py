@@ -84,6 +84,11 @@ class Home:
         return self.atropos_venv / "bin" / "python"
 
     @property
+    def atropos_installed(self) -> Path:
+        """There once everything is in the virtual environment; holds what was asked for."""
+        return self.atropos_venv / "installed.txt"
+
+    @property
     def exports(self) -> Path:
         """Where exports by tool lie."""
         return self.rl / "exports"

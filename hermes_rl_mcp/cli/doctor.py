@@ -25,6 +25,7 @@ def findings(environ: Mapping[str, str], say: Callable[[str], None]) -> Iterator
         effective = environ
     yield from findings_machine.python()
     yield from findings_machine.packages()
+    yield from findings_machine.atropos(effective)
     yield from findings_machine.floors()
     say("asking torch")
     yield from findings_machine.torch(effective)

@@ -125,8 +125,12 @@ def _of_data(environ: Mapping[str, str], wanted: Wanted) -> tuple[dict[str, str]
     source = str(wanted.dataset)
     path = Path(source).expanduser().absolute()
     here = path.exists()
+    if not here and source.startswith(("/", "~", ".")):
+        raise InvalidValueError(f"There is no file or folder {path}.", hint="Correct --dataset.")
     allowed = [str(path if path.is_dir() else path.parent)] if here else []
     at = Context(load_settings(environ, Flags(data_dirs=allowed)))
+    if not here and (place := datasets.local_place(at, source)):  # one that comes along, or of the operator's folders
+        path, here = place.path, True
     info = anyio.run(datasets.describe, at, str(path) if here else source)
     question = _column(info, wanted.question, _QUESTIONS, "question", set())
     answer = _column(info, wanted.answer, _ANSWERS, "answer", {question})

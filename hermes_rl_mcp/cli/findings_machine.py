@@ -16,6 +16,8 @@ from typing import Any
 
 from hermes_rl_mcp import __version__
 from hermes_rl_mcp.cli.findings import Finding, Verdict
+from hermes_rl_mcp.errors import InvalidValueError
+from hermes_rl_mcp.interpreters import atropos_python
 from hermes_rl_mcp.runs.forecast.device import cpu_count, free_disk_bytes, host_memory
 
 GIB = 1024**3
@@ -38,7 +40,7 @@ TRAIN_PACKAGES = (
     "gguf",
     "matplotlib",
 )
-EXTRAS = {"wandb": "wandb", "tinker": "tinker", "atropos": "atroposlib"}
+EXTRAS = {"wandb": "wandb", "tinker": "tinker"}
 FLOORS: tuple[tuple[str, str, Verdict, str], ...] = (
     ("mcp", "1.23", "problem", "older ones do not check who asks over HTTP (CVE-2025-66416)"),
     ("torch", "2.6", "problem", "older ones run code out of weight files (CVE-2025-32434)"),
@@ -74,6 +76,21 @@ def packages() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "ok", f"not installed; if wanted: pip install 'hermes-rl-mcp[{extra}]'")
         else:
             yield Finding(f"extra {extra}", "ok", importlib.metadata.version(package))
+
+
+def atropos(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The Python of environments written for Atropos."""
+    try:
+        python = atropos_python(environ)
+    except InvalidValueError as error:
+        yield Finding("atropos", "problem", error.message, error.hint)
+        return
+    if python is not None:
+        yield Finding("atropos", "ok", f"environments written for it run with {python}")
+    elif importlib.util.find_spec("atroposlib") is not None:
+        yield Finding("atropos", "ok", f"atroposlib {importlib.metadata.version('atroposlib')} beside this package")
+    else:
+        yield Finding("atropos", "ok", "not installed; if wanted: hermes-rl install-atropos")
 
 
 def floors() -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """``hermes-rl install-atropos``: a virtual environment in which environments written for Atropos can run.
 
-Invariant: after a failure there is no half-made virtual environment that the server would take for a whole one.
+Invariant: a half-made virtual environment is never taken for a whole one, however the installation ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from hermes_rl_mcp.errors import InvalidValueError, PreflightError
-from hermes_rl_mcp.files import make_private_dir
+from hermes_rl_mcp.files import make_private_dir, write_atomic
+from hermes_rl_mcp.paths import Home
 
 REQUIREMENTS = (
     "atroposlib==0.4.0",
@@ -23,20 +24,22 @@ REQUIREMENTS = (
 """The library, and what the product's own side of such an environment imports."""
 
 
-def install(folder: Path, further: list[str]) -> Path:
-    """Makes or completes the virtual environment ``folder`` and returns its Python. ``further`` are requirements of the
-    environments themselves. Raises PreflightError with the end of pip's words, InvalidValueError for a strange word."""
+def install(home: Home, further: list[str]) -> Path:
+    """Makes or completes the home's virtual environment for Atropos; returns its Python. ``further`` are requirements
+    of the environments themselves. Raises PreflightError, InvalidValueError for a strange word."""
     for word in further:
         if word.startswith("-"):
             raise InvalidValueError(f"{word!r} is no package.", hint="Name packages, such as gymnasium.")
-    python = folder / "bin" / "python"
-    fresh = not python.is_file()
+    folder, python = home.atropos_venv, home.atropos_python
+    fresh = not home.atropos_installed.is_file()
     try:
         if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
             make_private_dir(folder.parent)
             _run([sys.executable, "-P", "-m", "venv", str(folder)], "The virtual environment could not be made")
         _run([str(python), "-P", "-m", "pip", "install", *REQUIREMENTS, *further], "pip could not install everything")
         _run([str(python), "-P", "-c", "import atroposlib.envs.base, httpx, yaml"], "atroposlib cannot be imported")
+        write_atomic(home.atropos_installed, "\n".join([*REQUIREMENTS, *further, ""]))
     except BaseException:
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)

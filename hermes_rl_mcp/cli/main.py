@@ -191,7 +191,7 @@ def install_atropos(
     from hermes_rl_mcp.cli.install_atropos import install
     from hermes_rl_mcp.paths import Home
 
-    python = install(Home.from_environ(os.environ).atropos_venv, packages or [])
+    python = install(Home.from_environ(os.environ), packages or [])
     typer.echo(f"Environments written for Atropos run with {python}")
 
 

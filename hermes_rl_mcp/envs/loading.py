@@ -43,7 +43,7 @@ def load_environment(spec: str) -> type[BaseEnv]:
         found = "no such class" if chosen is None else "not a subclass of hermes_rl_mcp.envs.BaseEnv"
         raise EnvironmentFileError(
             f"{path} has no environment class '{class_name}': {found}.",
-            hint="Environments written for atroposlib need the extra: pip install 'hermes-rl-mcp[atropos]'."
+            hint="Environments written for Atropos need its library. Run: hermes-rl install-atropos"
             if chosen is not None
             else f"Classes it defines: {', '.join(_environments(module)) or 'none'}.",
         )

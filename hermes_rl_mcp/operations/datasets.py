@@ -53,7 +53,7 @@ _QUIET = {
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A local data set."""
 
     path: Path
@@ -132,7 +132,7 @@ def _request(context: Context, id: str) -> ViewRequest:
             hint="Name one of these, or a Hub data set (owner/name).",
             details={"available": available(context)},
         )
-    if place := _local(context, name):
+    if place := local_place(context, name):
         return ViewRequest(id=place.name, path=str(place.path), root=str(place.root), budget_chars=BUDGET_CHARS)
     hub = _HUB_ID.fullmatch(name)
     if hub and not format_of(Path(name)) and ".." not in name and "--" not in name:
@@ -144,14 +144,15 @@ def _request(context: Context, id: str) -> ViewRequest:
     )
 
 
-def _local(context: Context, name: str) -> _Place | None:
-    """Raises InvalidValueError for an absolute path that lies in no allowed folder, whether it exists or not."""
+def local_place(context: Context, name: str) -> Place | None:
+    """Where a local data set of this name lies. Raises InvalidValueError for an absolute path that lies in no allowed
+    folder, whether it exists or not."""
     roots = _roots(context)
     if name.startswith(("/", "~")):
         real = Path(os.path.realpath(os.path.expanduser(name)))
         for root in roots:
             if real.is_relative_to(root) and _may_be_shown(real.relative_to(root)):
-                return _Place(real, root) if real.exists() else None
+                return Place(real, root) if real.exists() else None
         raise InvalidValueError(
             f"{name} lies in no folder whose data may be read.",
             hint="The person who starts the server allows folders with --data-dir (HERMES_RL_DATA_DIRS).",
@@ -164,7 +165,7 @@ def _local(context: Context, name: str) -> _Place | None:
         for path in (root / relative, *([root] if relative == Path(root.name) else [])):
             real = Path(os.path.realpath(path))
             if real.is_relative_to(root) and real.exists():
-                return _Place(real, root)
+                return Place(real, root)
     return None
 
 

@@ -73,6 +73,11 @@ def test_every_template_is_a_working_environment_whose_test_passes(environ: dict
     assert "8 passed" in done.stdout
 
 
+def test_a_data_set_that_comes_along_is_read_from_where_it_lies(environ: dict[str, str], tmp_path: Path) -> None:
+    made = write(environ, wanted("school", tmp_path, dataset="gsm8k_sample"))
+    assert str(SAMPLE) in made.environment.read_text()
+
+
 def test_what_cannot_be_written_leaves_nothing(environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "test_taken.py").write_text("mine")
     data = tmp_path / "data.jsonl"
@@ -85,6 +90,7 @@ def test_what_cannot_be_written_leaves_nothing(environ: dict[str, str], tmp_path
         (wanted("fine", tmp_path, dataset=str(data)), "Which column is the question"),
         (wanted("fine", tmp_path, dataset=str(data), question="third"), "no column 'third'"),
         (wanted("fine", tmp_path, question="first"), "columns of --dataset"),
+        (wanted("fine", tmp_path, dataset=str(tmp_path / "gone.jsonl")), "no file or folder"),
     ):
         with pytest.raises(InvalidValueError, match=words) as caught:
             write(environ, given)

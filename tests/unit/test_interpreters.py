@@ -19,6 +19,7 @@ def made(home: Path) -> Path:
     python = home / "rl" / "atropos-venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
+    (home / "rl" / "atropos-venv" / "installed.txt").touch()
     return python
 
 
@@ -38,6 +39,14 @@ def test_an_installed_python_for_atropos_is_found_and_a_named_one_wins(tmp_path:
     assert program[:2] == [str(python), "-P"]
     assert Path(program[2]).name == "bootstrap.py" and Path(program[2]).is_file()
     assert environment_program("atroposlib", {**environ, ATROPOS_PYTHON: sys.executable})[0] == sys.executable
+
+
+def test_an_installation_that_was_ended_is_said_to_be_and_not_used(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "rl" / "atropos-venv" / "installed.txt").unlink()
+    with pytest.raises(InvalidValueError, match="was not finished") as refused:
+        environment_program("atroposlib", {"HERMES_HOME": str(tmp_path)})
+    assert refused.value.hint == "Run: hermes-rl install-atropos"
 
 
 def test_a_named_python_that_is_not_there_is_refused_when_the_server_starts(tmp_path: Path) -> None:
