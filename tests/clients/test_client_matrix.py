@@ -12,6 +12,9 @@ from served import product
 from wire import ERA
 from with_mcp2 import connect
 
+WHOLE = (("stdio", "modern"), ("streamable-http", "legacy"), ("sse", "modern"))
+"""Who trains as well: each transport and each era; a run takes most of a minute."""
+
 # How clients up to 2025-11-25 subscribe.
 pytestmark = pytest.mark.filterwarnings("ignore:resources/(un)?subscribe is removed:mcp.MCPDeprecationWarning")
 
@@ -37,8 +40,7 @@ async def test_a_client_of_either_era_finds_everything_over_each_transport(
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("transport", "era"), WHOLE)
 async def test_a_client_of_either_era_trains_from_selection_to_results(
     environ: dict[str, str], tmp_path: Path, transport: str, era: str
 ) -> None:
