@@ -360,8 +360,6 @@ class ModelTest(Result):
     model: str
     name: str
     scale: str
-    wandb_run: None = None
-    """The original's field: a test sends nothing to Weights & Biases."""
     output_file: str
     log_file: str
     steps: list[InferenceStep] = Field(default_factory=list)

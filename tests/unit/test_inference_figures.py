@@ -89,10 +89,3 @@ def test_openrouter_is_used_when_its_key_is_there_and_nothing_else_was_said(tmp_
     assert chosen is not None
     assert (chosen.model_name, chosen.further_models, chosen.api_key_variable) == ("a", ["b"], "OPENAI_API_KEY")
     assert load_settings({**given, "HERMES_RL_INFERENCE_BASE_URL": "local"}).settings.inference is None
-
-
-def test_a_model_is_reported_with_the_names_that_clients_of_the_original_read() -> None:
-    wanted = {"model", "name", "scale", "wandb_run", "output_file", "steps", "steps_tested", "total_completions"}
-    wanted |= {"correct_completions", "accuracy", "steps_with_correct", "step_success_rate", "error", "log_file"}
-    [tested] = initial_state(request(), Path("/x")).result.models_tested
-    assert wanted <= set(tested.model_dump())
