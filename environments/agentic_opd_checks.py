@@ -6,21 +6,16 @@ come to it as calls with plain values (``hermes_swe_checker``), and a program th
 
 from __future__ import annotations
 
-import json
-import secrets
-import shlex
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments import hermes_swe_checker
+from environments.hermes_swe_verdict import failure_of
 from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.sandbox.docker import DockerOptions
 from hermes_rl_mcp.agent.sandbox.factory import task_sandbox
-from hermes_rl_mcp.agent.sandbox.task import TaskSandbox
 
 SOLUTION = "solution.py"
 PASSED, FAILED, BROKEN, MISSING = 1.0, 0.2, 0.1, 0.0
@@ -49,34 +44,15 @@ def check(
         if not ctx.download_file(SOLUTION, copy)["success"]:
             return Verdict(MISSING, f"There is no {SOLUTION}.")
         program = copy.read_bytes()
-    failure = _failure(program, test_code, timeout_s, task_sandbox(backend, f"{ctx.task_id}-tests", docker), backend)
+    sandbox = task_sandbox(backend, f"{ctx.task_id}-tests", docker)
+    failure = failure_of(
+        {SOLUTION: program}, test_code, sandbox, backend=backend, timeout_s=timeout_s, limit_bytes=_OUTPUT_BYTES
+    )
     if not failure:
         return Verdict(PASSED, "")
     if failure.startswith(_NOT_HELD):
         return Verdict(FAILED, f"This does not hold: {failure.removeprefix(_NOT_HELD)}"[:MOST_SHOWN])
     return Verdict(BROKEN, failure[:MOST_SHOWN])
-
-
-def _failure(program: bytes, test_code: str, timeout_s: float, sandbox: TaskSandbox, backend: str) -> str:
-    mark = secrets.token_hex(16)
-    job = {"folder": "program", "tests": test_code, "entry_point": "", "mark": mark}
-    python = shlex.quote(sys.executable) if backend == "local" else "python3"
-    try:
-        place = sandbox()
-        place.write_bytes(f"program/{SOLUTION}", program)
-        place.write_bytes("checker.py", Path(hermes_swe_checker.__file__).read_bytes())
-        done = place.run(
-            f"{python} -I -B checker.py",
-            timeout_s=timeout_s,
-            stdin=json.dumps(job).encode(),
-            limit_bytes=_OUTPUT_BYTES,
-        )
-    finally:
-        sandbox.close()
-    for line in reversed(done.output.decode(errors="replace").splitlines()):
-        if mark in line:
-            return str(json.loads(line)["failure"])
-    return done.error or f"The tests did not come to their end (exit code {done.exit_code})."
 
 
 def efficiency(turns: int, most_turns: int) -> float:

@@ -7,11 +7,7 @@ Python files (interpreter, site packages, start-up files, processes) exists wher
 
 from __future__ import annotations
 
-import json
 import random
-import secrets
-import shlex
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -20,8 +16,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field, JsonValue, field_validator
 
-from environments import hermes_swe_checker
 from environments.hermes_swe_tasks import MAKERS, TASKS, SweTask, tasks_of
+from environments.hermes_swe_verdict import failure_of
 from hermes_rl_mcp.agent.context import ToolContext
 from hermes_rl_mcp.agent.result import AgentResult
 from hermes_rl_mcp.agent.sandbox.factory import task_sandbox
@@ -169,28 +165,16 @@ class HermesSweEnv(HermesAgentBaseEnv):
 
     def _failure(self, item: SweTask, files: Mapping[str, bytes], task_id: str) -> str:
         """Why the tests do not pass; empty if they do. In a sandbox that the agent never had."""
-        is_local = self.config.terminal_backend == "local"
-        python = shlex.quote(sys.executable) if is_local else "python3"
-        mark = secrets.token_hex(16)
-        job = {"folder": "program", "tests": item.tests, "entry_point": item.entry_point, "mark": mark}
         sandbox = task_sandbox(self.config.terminal_backend, f"{task_id}-tests", self.config.docker_options())
-        try:
-            place = sandbox()
-            for name, data in files.items():
-                place.write_bytes(f"program/{name}", data)
-            place.write_bytes("checker.py", Path(hermes_swe_checker.__file__).read_bytes())
-            done = place.run(
-                f"{python} -I -B checker.py",
-                timeout_s=self.config.test_timeout,
-                stdin=json.dumps(job).encode(),
-                limit_bytes=OUTPUT_BYTES,
-            )
-        finally:
-            sandbox.close()
-        for line in reversed(done.output.decode(errors="replace").splitlines()):
-            if mark in line:
-                return str(json.loads(line)["failure"])
-        return done.error or f"the tests did not come to their end (exit code {done.exit_code})"
+        return failure_of(
+            files,
+            item.tests,
+            sandbox,
+            backend=self.config.terminal_backend,
+            timeout_s=self.config.test_timeout,
+            limit_bytes=OUTPUT_BYTES,
+            entry_point=item.entry_point,
+        )
 
 
 def _copied(ctx: ToolContext, folder: Path) -> dict[str, bytes]:
