@@ -10,7 +10,8 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,13 +117,9 @@ class Endpoint:
 
     async def sample(self, prompt: Prompt, params: SampleParams, *, split: str = "train") -> list[Completion]:
         """``params.n`` completions. ``split`` "eval" has its own limit of requests in flight."""
-        self.in_flight += 1
-        try:
-            async with self._eval if split == "eval" else self._train:
-                with self.timings.of(split):
-                    return await self._sample(prompt, params)
-        finally:
-            self.in_flight -= 1
+        async with self._place(split):
+            with self.timings.of(split):
+                return await self._sample(prompt, params)
 
     async def openai_reply(
         self, prompt: Prompt, params: SampleParams, extra_body: Mapping[str, Any], *, split: str = "train"
@@ -130,12 +127,8 @@ class Endpoint:
         """One chat answer as the endpoint gave it, for agents: calls taken apart, reasoning apart."""
         url = f"{self.config.base_url.rstrip('/')}/chat/completions"
         body = {**openai_body(self.config.model_name, prompt, params), **self.request_keys, **extra_body, "n": 1}
-        self.in_flight += 1
-        try:
-            async with self._eval if split == "eval" else self._train:
-                reply = await self._post(url, body)
-        finally:
-            self.in_flight -= 1
+        async with self._place(split):
+            reply = await self._post(url, body)
         self.usage.add(reply)
         parse_openai(reply, lambda text, ended: [])  # raises for what is no answer
         return dict(reply)
@@ -154,13 +147,19 @@ class Endpoint:
         kind = self.config.server_type
         body = scoring.body_for(kind, context_ids, token_ids, top, adapter=adapter)
         url = self.config.base_url.rstrip("/").removesuffix("/v1") + "/generate"
+        async with self._place(split):
+            reply = await self._post(url, body)
+        return scoring.parse(kind, reply, len(context_ids), token_ids, top)
+
+    @asynccontextmanager
+    async def _place(self, split: str) -> AsyncIterator[None]:
+        """One of the requests that may be under way at once; counted from when it begins to wait."""
         self.in_flight += 1
         try:
             async with self._eval if split == "eval" else self._train:
-                reply = await self._post(url, body)
+                yield
         finally:
             self.in_flight -= 1
-        return scoring.parse(kind, reply, len(context_ids), token_ids, top)
 
     async def close(self) -> None:
         if self._http is not None:
